@@ -1,0 +1,182 @@
+"""KernelPlan: every decision about one kernel, in five slots, each filled by the pass of its name.
+
+A tile walk, as every consumer of a plan (kernel, plan execution, cost) understands it. For rows q_lo..q_hi (a CTA's tile, or
+one warpgroup's 64 rows where `ranges_per_warpgroup`) clause c of the mask form gives
+    live_c = [lower_min // tile_n, ceil(upper_max / tile_n))     full_c = [ceil(lower_max / tile_n), upper_min // tile_n)
+in KV tiles. `walk`:
+    interval   one clause: descend from live to its start: masked tiles right of full, full tiles unmasked, masked tiles left of it
+    runs       several clauses: descend through the maximal runs of tiles that are live for any clause; in a run, the longest
+               clause's full range (clipped to the run) is unmasked, all other tiles are masked
+A tile that holds keys past seqlen_kv is never full (upper_min <= seqlen_kv sees to that).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from attngen.ir.base import Node
+from attngen.ir.forms import MaskForm
+from attngen.ir.spec import AttentionSpec
+from attngen.ir.types import DType
+
+
+class Rescale(StrEnum):
+    """When O and the row sum follow a grown row maximum."""
+
+    ON_GROWTH = "on_growth"  # only when some row of the warp grew by more than 2**8 (exact: one reference for O, sum and LSE)
+    ALWAYS = "always"
+
+
+class ComputePlan(Node):
+    """MMA shapes and where operands live. A consumer warpgroup owns 64 rows: tile_m = 64 * warpgroups."""
+
+    dtype: DType
+    tile_m: int
+    tile_n: int
+    warpgroups: int
+    head_dim_qk: int
+    head_dim_v: int
+    #: Extents in shared memory and MMA: next multiple of 16; TMA fills the rest with zeros.
+    head_dim_qk_padded: int
+    head_dim_v_padded: int
+    rescale: Rescale
+    #: A score may be -inf where the mask keeps it (a bias tensor, log): guard the reference in unmasked tiles too.
+    guard_interior: bool
+    #: Scores beyond scaling: evaluated element by element.
+    has_score: bool
+
+
+class MaskPlan(Node):
+    """Which KV tiles run, which of them are masked, and how an element is tested."""
+
+    form: MaskForm
+    walk: Literal["interval", "runs"]
+    #: limits: compare the column with per-row bounds; elements: evaluate the mask expression.
+    test: Literal["limits", "elements"]
+    has_right_edge: bool
+    has_interior: bool
+    has_left_edge: bool
+    ranges_per_warpgroup: bool
+
+
+class Pipeline(Node):
+    """A ring of shared-memory stages guarded by full/empty mbarriers."""
+
+    name: str
+    buffer: str
+    stages: int
+    producer: str
+    consumer: str
+    #: Bytes that one stage's loads announce on the full barrier; 0 for a mailbox.
+    stage_bytes: int
+    full_arrivals: int
+    empty_arrivals: int
+
+
+class NamedBarrier(Node):
+    """A hardware barrier by number; 0 belongs to the whole CTA."""
+
+    id: int
+    name: str
+    threads: int
+
+
+class Role(Node):
+    """What a set of warps does."""
+
+    name: str
+    warps: tuple[int, int]
+    registers: int
+
+
+class SchedulePlan(Node):
+    """Roles, tile order, and the synchronisation ledger that the emitted text is checked against."""
+
+    roles: tuple[Role, ...]
+    pipelines: tuple[Pipeline, ...]
+    named_barriers: tuple[NamedBarrier, ...]
+    pingpong: bool
+    order: Literal["linear", "lpt"]
+    #: Heads walk the row tiles together in groups whose K and V fit this many bytes of L2 (0: one head after the other).
+    l2_group_bytes: int
+    #: mbarrier waits with a suspend-time hint.
+    wait_hint: bool
+
+
+class Buffer(Node):
+    """A shared-memory buffer. `alias_of`: it lives in another's bytes."""
+
+    name: str
+    bytes: int
+    shape: tuple[int, ...]
+    alias_of: str | None = None
+
+
+class MemoryPlan(Node):
+    """Shared memory and registers."""
+
+    kv_stages: int
+    buffers: tuple[Buffer, ...]
+    smem_bytes: int
+    smem_limit: int
+    o_in_q: bool
+    #: fp32/packed registers a consumer thread holds across the loop: S, P, O and what the expressions need.
+    fragment_registers: int
+    register_limit: int
+
+
+class LaunchPlan(Node):
+    """Grid and block."""
+
+    threads: int
+    cluster: tuple[int, int, int]
+    launch_registers: int
+
+
+class Cost(Node):
+    """Cycles of one full tile on one SM by unit, and the ranking estimate. Rooflines: max of the first four."""
+
+    mma_cycles: float
+    exp_cycles: float
+    smem_cycles: float
+    issue_cycles: float
+    #: Estimated share of the dense MMA rate in the full-tile steady state.
+    efficiency: float
+
+
+class KernelPlan(Node):
+    """One tile plan."""
+
+    name: str
+    compute: ComputePlan
+    mask: MaskPlan
+    schedule: SchedulePlan
+    memory: MemoryPlan
+    launch: LaunchPlan
+    cost: Cost
+
+
+class Rejected(Node):
+    """A candidate that a pass turned down."""
+
+    candidate: str
+    by: str
+    why: str
+
+
+class PlanSet(Node):
+    """What one generated file holds: at most three tile plans of a spec; `plans[i]` serves launches whose max(seqlen_q,
+    seqlen_kv) is at most `limits[i]`, the last one all others (len(limits) = len(plans) - 1, ascending)."""
+
+    spec: AttentionSpec
+    target: str
+    plans: tuple[KernelPlan, ...]
+    limits: tuple[int, ...]
+    rejected: tuple[Rejected, ...] = ()
+    others: tuple[KernelPlan, ...] = ()
+
+    def index(self, seqlen_q: int, seqlen_kv: int) -> int:
+        """Which plan serves these lengths."""
+        longest = max(seqlen_q, seqlen_kv)
+        return next((i for i, limit in enumerate(self.limits) if longest <= limit), len(self.limits))

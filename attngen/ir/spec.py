@@ -1,0 +1,138 @@
+"""AttentionSpec: the meaning of one `attention` block, names resolved, definitions inlined, every expression typed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attngen.ir.base import Node
+from attngen.ir.expr import Expr
+from attngen.ir.types import DType, Layout, Normalizer, Type
+
+
+class ParamDecl(Node):
+    """A run-time scalar, `param window: int >= 1 = 128`. Changing it never recompiles.
+
+    `minimum`/`maximum` are checked at call time and used by the mask analysis (a positive divisor, say).
+    """
+
+    name: str
+    type: Type
+    default: bool | int | float | None = None
+    minimum: int | float | None = None
+    maximum: int | float | None = None
+
+
+class TensorDecl(Node):
+    """A captured tensor, `tensor doc: i32[batch, seqlen_kv] sorted`.
+
+    A dim is a known axis (`types.KNOWN_DIMS`), an int, or a free name. A tensor given with extent 1 where the
+    declaration names a larger axis is broadcast. `grad`: it receives a gradient. `sorted`: its last axis never
+    decreases (a promise that `check=True` verifies).
+    """
+
+    name: str
+    dtype: DType
+    dims: tuple[str | int, ...]
+    grad: bool = False
+    sorted: bool = False
+
+
+class Branch(Node):
+    """One of several score sets over one V: O = sum over branches of weight * softmax_i(score_i) V.
+
+    The call takes one q and one k for each branch (`q=(q1, q2), k=(k1, k2)`), in order. `weight` is a float
+    expression without `kv_idx`.
+    """
+
+    name: str
+    score: Expr
+    mask: Expr
+    sink: Expr | None = None
+    weight: Expr
+
+
+class Segment(Node):
+    """A further KV segment under the same softmax: its own k, v, seqlen_kv, mask and score. `kv_idx` counts inside it."""
+
+    name: str
+    score: Expr
+    mask: Expr
+
+
+class BlockSparse(Node):
+    """Block lists over `q` x `kv` blocks. `lists = given`: the caller passes them; else they follow from the mask."""
+
+    q: int
+    kv: int
+    given: bool = False
+
+
+class ScheduleHints(Node):
+    """The `schedule` clause. None means `auto`; a value that cannot be honoured is an error at planning."""
+
+    tile_m: int | None = None
+    tile_n: int | None = None
+    stages: int | None = None
+    order: str | None = None
+    persistent: bool | None = None
+    cluster: tuple[int, int] | None = None
+    split_kv: int | None = None
+    pack_gqa: bool | None = None
+    sm_margin: int | None = None
+    pingpong: bool | None = None
+    #: Spans of the entries, by entry name, for messages.
+    places: tuple[tuple[str, Any], ...] = ()
+
+
+class BackwardHints(Node):
+    """The `backward` clause."""
+
+    deterministic: bool = False
+
+
+class AttentionSpec(Node):
+    """One attention variant.
+
+    Meaning (language.md): s = scale * <q, k>; s = score(s, …); keep where mask; weights by normalizer; O =
+    epilogue(sum w v). All expressions are closed over `params`, `tensors` and the atoms; `def`, `let`, `include`,
+    `extends` and `head_dim` are already gone.
+    """
+
+    name: str
+    doc: str | None = None
+    head_dim_qk: int
+    head_dim_v: int
+    dtype: DType = DType.BF16
+    layout: Layout = Layout.BSHD
+    #: Float expression over params only; the default is the constant 1/sqrt(head_dim_qk).
+    scale: Expr
+    params: tuple[ParamDecl, ...] = ()
+    tensors: tuple[TensorDecl, ...] = ()
+    #: Float expression over `s`; the atom `s` itself when the spec gives none.
+    score: Expr
+    #: Bool expression; the constant true when the spec gives none.
+    mask: Expr
+    #: Float expression without `kv_idx` and `s`; joins the normaliser as one more logit.
+    sink: Expr | None = None
+    normalizer: Normalizer = Normalizer.SOFTMAX
+    #: Float expression over `o` (and `d`); the atom `o` itself when the spec gives none.
+    epilogue: Expr
+    out_dtype: DType | None = None
+    #: Also return the largest kept score of each row (fp32, (batch, heads_q, seqlen_q)).
+    max_logit: bool = False
+    #: V is columns [start, start + head_dim_v) of K.
+    v_view_start: int | None = None
+    branches: tuple[Branch, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    block_sparse: BlockSparse | None = None
+    schedule: ScheduleHints = ScheduleHints()
+    backward: BackwardHints = BackwardHints()
+    targets: tuple[str, ...] = ()
+
+    def param(self, name: str) -> ParamDecl:
+        """The declaration of a param."""
+        return next(p for p in self.params if p.name == name)
+
+    def tensor(self, name: str) -> TensorDecl:
+        """The declaration of a captured tensor."""
+        return next(t for t in self.tensors if t.name == name)
