@@ -5,8 +5,8 @@ one warpgroup's 64 rows where `ranges_per_warpgroup`) clause c of the mask form 
     live_c = [lower_min // tile_n, ceil(upper_max / tile_n))     full_c = [ceil(lower_max / tile_n), upper_min // tile_n)
 in KV tiles. `walk`:
     interval   one clause: descend from live to its start: masked tiles right of full, full tiles unmasked, masked tiles left of it
-    runs       several clauses: descend through the maximal runs of tiles that are live for any clause; in a run, the longest
-               clause's full range (clipped to the run) is unmasked, all other tiles are masked
+    runs       several clauses: descend through all tiles that are live for some clause; a tile that is full for some
+               clause is unmasked, every other one is masked
 A tile that holds keys past seqlen_kv is never full (upper_min <= seqlen_kv sees to that).
 """
 
