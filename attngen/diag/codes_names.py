@@ -1,0 +1,7 @@
+"""Rows of the code table."""
+
+from __future__ import annotations
+
+from attngen.diag.row import Code
+
+NAMES: tuple[Code, ...] = ()
