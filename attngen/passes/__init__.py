@@ -1,0 +1,1 @@
+"""Passes: pure functions from one frozen value to the next."""

@@ -1,0 +1,210 @@
+"""What is known about the ints of a spec before any call: signs, ranges, order.
+
+Lengths are below 2**30, so positions, tile bounds and their differences fit an int32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, atom, atoms_of, const
+from attngen.ir.functions import apply
+from attngen.ir.linear import Q_IDX, SEQLEN_KV, SEQLEN_Q, Linear, expr_of, linear_of
+from attngen.ir.spec import AttentionSpec
+from attngen.ir.types import Type
+
+#: Lengths, and with them positions, are below this.
+LENGTH_LIMIT = 2**30
+INT32 = (-(2**31), 2**31 - 1)
+Q_LO, Q_HI = atom("q_lo"), atom("q_hi")
+_ROW_ATOMS = frozenset({"q_idx", "q_pos"})
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Declared ranges of int params, and the tensors whose last axis never decreases."""
+
+    params: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    sorted: frozenset[str] = frozenset()
+
+
+def facts_of(spec: AttentionSpec) -> Facts:
+    """Read off the declarations."""
+    ranges = {}
+    for p in spec.params:
+        if p.type is Type.INT:
+            low = INT32[0] if p.minimum is None else int(p.minimum)
+            high = INT32[1] if p.maximum is None else int(p.maximum)
+            ranges[p.name] = (low, high)
+    return Facts(ranges, frozenset(t.name for t in spec.tensors if t.sorted))
+
+
+def reads_row(e: Expr) -> bool:
+    """Does the value change with the query row?"""
+    return not _ROW_ATOMS.isdisjoint(atoms_of(e))
+
+
+def range_of(e: Expr, facts: Facts) -> tuple[int, int]:
+    """Smallest and largest value of an int expression that its form shows, in unbounded integers."""
+    if isinstance(e, Const):
+        return int(e.value), int(e.value)
+    if isinstance(e, Param):
+        return facts.params.get(e.name, INT32)
+    if isinstance(e, Atom):
+        if e.name == "q_pos":
+            return 1 - LENGTH_LIMIT, LENGTH_LIMIT - 2
+        return (1 if e.name in ("batch", "heads_q", "heads_kv") else 0), LENGTH_LIMIT - 1
+    if isinstance(e, Load) or e.fn not in _RANGES:
+        return INT32
+    return _RANGES[e.fn](e, facts)
+
+
+def _sum_range(total: Linear, facts: Facts) -> tuple[int, int]:
+    low = high = total.const
+    for t, c in total.terms.items():
+        a, b = _product(t, facts) if isinstance(t, Apply) and t.fn == "mul" else range_of(t, facts)
+        low, high = low + min(c * a, c * b), high + max(c * a, c * b)
+    return low, high
+
+
+def _product(e: Apply, facts: Facts) -> tuple[int, int]:
+    a, b = (range_of(x, facts) for x in e.args)
+    corners = [x * y for x in a for y in b]
+    return min(corners), max(corners)
+
+
+def _quotient(e: Apply, facts: Facts) -> tuple[int, int]:
+    (low, high), (small, large) = (range_of(x, facts) for x in e.args)
+    if small < 1:
+        return min(low, -high, -abs(low)), max(high, -low, abs(high))
+    corners = [x // d for x in (low, high) for d in (small, large)]
+    return min(corners), max(corners)
+
+
+def _remainder(e: Apply, facts: Facts) -> tuple[int, int]:
+    small, large = range_of(e.args[1], facts)
+    return min(small + 1, 0), max(large - 1, 0)
+
+
+def _smaller(e: Apply, facts: Facts) -> tuple[int, int]:
+    (a, b), (c, d) = (range_of(x, facts) for x in e.args)
+    return min(a, c), min(b, d)
+
+
+def _larger(e: Apply, facts: Facts) -> tuple[int, int]:
+    (a, b), (c, d) = (range_of(x, facts) for x in e.args)
+    return max(a, c), max(b, d)
+
+
+def _branches(e: Apply, facts: Facts) -> tuple[int, int]:
+    (a, b), (c, d) = (range_of(x, facts) for x in e.args[1:])
+    return min(a, c), max(b, d)
+
+
+def _magnitude(e: Apply, facts: Facts) -> tuple[int, int]:
+    low, high = range_of(e.args[0], facts)
+    return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
+
+
+def _clamped(e: Apply, facts: Facts) -> tuple[int, int]:
+    x, low, high = e.args
+    return range_of(apply("min", apply("max", x, low), high), facts)
+
+
+def _affine(e: Apply, facts: Facts) -> tuple[int, int]:
+    return _sum_range(linear_of(e), facts)
+
+
+_RANGES: dict[str, Callable[[Apply, Facts], tuple[int, int]]] = {
+    **dict.fromkeys(("add", "sub", "neg", "mul"), _affine),
+    "floordiv": _quotient,
+    "mod": _remainder,
+    "min": _smaller,
+    "max": _larger,
+    "clamp": _clamped,
+    "abs": _magnitude,
+    "where": _branches,
+}
+
+
+def is_positive(e: Expr, facts: Facts) -> bool:
+    """Is an int expression at least 1, always?"""
+    return range_of(e, facts)[0] >= 1
+
+
+def proves_le(a: Expr, b: Expr, facts: Facts) -> bool:
+    """Is a <= b for every row of every call? False says nothing."""
+    return _nonnegative(linear_of(b) - linear_of(a), facts)
+
+
+def _nonnegative(total: Linear, facts: Facts, depth: int = 8) -> bool:
+    """Is the sum >= 0? Follows min/max and n * (x // n), then puts rows at the end that makes the sum smallest."""
+    if depth:
+        for t, c in total.terms.items():
+            if not isinstance(t, Apply):
+                continue
+            if t.fn in ("min", "max"):
+                cases = (_nonnegative(total.with_term(t, linear_of(x)), facts, depth - 1) for x in t.args)
+                return all(cases) if (c > 0) == (t.fn == "min") else any(cases)
+            found = _rounded_down(t, c, facts)
+            if found is not None:
+                x, n, k = found
+                # k * (n * (x // n)) lies in [k * (x - n + 1), k * x] for k > 0
+                value = linear_of(x) if k < 0 else linear_of(x) - linear_of(n) + 1
+                if _nonnegative(total.without(t) + value * k, facts, depth - 1):
+                    return True
+    for t in (Q_HI, Q_LO, Q_IDX):
+        c = total.terms.get(t, 0)
+        if c < 0 and t is not Q_HI:
+            total = total.with_term(t, Linear({SEQLEN_Q: 1}, -1))
+        elif c > 0 and t is not Q_HI:
+            total = total.without(t)
+        elif c > 0:
+            total = total.with_term(t, Linear({Q_LO: 1}))
+    return _sum_range(total, facts)[0] >= 0
+
+
+def _rounded_down(t: Apply, c: int, facts: Facts) -> tuple[Expr, Expr, int] | None:
+    """(x, n, k) where c * t is k * n * (x // n) with n >= 1."""
+    if t.fn == "floordiv" and isinstance(t.args[1], Const):
+        size = int(t.args[1].value)
+        return (t.args[0], t.args[1], c // size) if size > 0 and c % size == 0 else None
+    if t.fn == "mul":
+        for quotient, n in (t.args, t.args[::-1]):
+            if isinstance(quotient, Apply) and quotient.fn == "floordiv" and quotient.args[1] == n:
+                return (quotient.args[0], n, c) if is_positive(n, facts) else None
+    return None
+
+
+def guarded(bound: Expr, facts: Facts) -> Expr:
+    """`bound` (a lower or upper key bound) such that a huge param cannot overflow it.
+
+    Only where it lies in [0, seqlen_kv) does a bound matter. A sum R ± p with one param p that may leave an int32 gets
+    p limited to ±2**30, provided R + 2**30 >= seqlen_kv and R - 2**30 <= 0: there the bound is already past its end.
+    With several unlimited params a sum that overflows at the element (`kv_idx + offset`) is the caller's fault; their
+    difference wraps back to the right value.
+    """
+    total = linear_of(bound)
+    low, high = _sum_range(total, facts)
+    if INT32[0] <= low and high <= INT32[1]:
+        return bound
+    wide = [t for t in total.terms if isinstance(t, Param) and _exceeds(facts.params.get(t.name, INT32))]
+    if len(wide) != 1 or abs(total.terms[wide[0]]) != 1:
+        return bound
+    rest = total.without(wide[0])
+    past_end = _nonnegative(rest + LENGTH_LIMIT - Linear({SEQLEN_KV: 1}), facts)
+    before_start = _nonnegative(-rest + LENGTH_LIMIT, facts)
+    if not (past_end and before_start):
+        return bound
+    small, large = facts.params.get(wide[0].name, INT32) if isinstance(wide[0], Param) else INT32
+    limited: Expr = wide[0]
+    if small < -LENGTH_LIMIT:
+        limited = apply("max", limited, const(-LENGTH_LIMIT))
+    if large > LENGTH_LIMIT:
+        limited = apply("min", limited, const(LENGTH_LIMIT))
+    return expr_of(total.with_term(wide[0], Linear({limited: 1})))
+
+
+def _exceeds(bounds: tuple[int, int]) -> bool:
+    return bounds[0] < -LENGTH_LIMIT or bounds[1] > LENGTH_LIMIT
