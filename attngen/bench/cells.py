@@ -1,0 +1,55 @@
+"""What is measured: one cell is a spec at one shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from attngen.ir.spec import AttentionSpec
+
+#: Tokens in a batch and model width of the usual attention benchmarks: batch = TOKENS / seqlen, heads = WIDTH / head_dim.
+TOKENS, WIDTH = 32768, 2048
+GRID_SEQLENS = (1024, 2048, 4096, 8192, 16384, 32768)
+QUICK_SEQLENS = (1024, 4096, 16384)
+GRID_HEAD_DIMS = ((64, 64), (128, 128), (256, 256), (192, 128))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Shapes of one measurement: q (batch, seqlen_q, heads_q, d), k and v (batch, seqlen_kv, heads_kv, d)."""
+
+    spec: AttentionSpec
+    batch: int
+    heads_q: int
+    heads_kv: int
+    seqlen_q: int
+    seqlen_kv: int
+
+    @property
+    def label(self) -> str:
+        """Short text for a table row."""
+        d, dv = self.spec.head_dim_qk, self.spec.head_dim_v
+        dims = f"d{d}" if d == dv else f"d{d}/{dv}"
+        length = _short(self.seqlen_q) if self.seqlen_q == self.seqlen_kv else f"{_short(self.seqlen_q)}x{_short(self.seqlen_kv)}"
+        heads = f"h{self.heads_q}" if self.heads_q == self.heads_kv else f"h{self.heads_q}/{self.heads_kv}"
+        return f"{self.spec.name} {dims} {length} b{self.batch} {heads}"
+
+    def flops(self, kept_pairs: float) -> float:
+        """Floating-point operations of the two matrix products, kept pairs only (`kept_pairs` a batch and head)."""
+        return 2.0 * self.batch * self.heads_q * kept_pairs * (self.spec.head_dim_qk + self.spec.head_dim_v)
+
+
+def _short(n: int) -> str:
+    return f"{n // 1024}K" if n >= 1024 and n % 1024 == 0 else str(n)
+
+
+def usual_cell(spec: AttentionSpec, seqlen: int, *, group: int = 1) -> Cell:
+    """The cell of the usual grid: 32 K tokens in all, model width 2048 (192 counts as 128)."""
+    heads = max(1, WIDTH // min(spec.head_dim_v, spec.head_dim_qk))
+    return Cell(spec, max(1, TOKENS // seqlen), heads, max(1, heads // group), seqlen, seqlen)
+
+
+def with_shape(cell: Cell, **changes: int | None) -> Cell:
+    """`cell` with the shapes that were given."""
+    return replace(cell, **{k: v for k, v in changes.items() if v is not None})  # type: ignore[arg-type]

@@ -1,0 +1,164 @@
+"""One cell: prepare attngen and every peer that can, check that they agree, measure them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from attngen.bench import timing
+from attngen.bench.cells import Cell
+from attngen.bench.peers import PEERS, Call, Case, Unsupported
+from attngen.bench.recognize import features
+
+OURS = "attngen"
+#: Largest relative difference between a peer's O and ours before it is dropped as computing something else.
+_AGREE = 0.03
+
+
+@dataclass
+class Row:
+    """What one cell gave: TFLOP/s by kernel with the spread of the rounds, and why a kernel is missing."""
+
+    label: str
+    spec: str
+    shape: dict[str, int]
+    kept_share: float
+    tflops: dict[str, float] = field(default_factory=dict)
+    spread: dict[str, tuple[float, float]] = field(default_factory=dict)
+    milliseconds: dict[str, float] = field(default_factory=dict)
+    host_us: dict[str, float] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    ceiling: float = 0.0
+
+    @property
+    def best_peer(self) -> str | None:
+        """The fastest kernel that is not ours."""
+        peers = {k: v for k, v in self.tflops.items() if k != OURS}
+        return max(peers, key=lambda k: peers[k]) if peers else None
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours over the best peer."""
+        return self.tflops[OURS] / self.tflops[self.best_peer] if self.best_peer and OURS in self.tflops else None
+
+
+def measure(
+    cell: Cell,
+    peers: Iterable[str],
+    *,
+    params: Mapping[str, Any],
+    rounds: int,
+    seed: int = 0,
+    target: str | None = None,
+    build: Callable[..., Any] | None = None,
+    with_host: bool = False,
+) -> Row:
+    """Measure one cell on the current CUDA device. A kernel that cannot run is in `absent` with its reason."""
+    import torch
+
+    from attngen import samples
+
+    shape = samples.Shape(cell.batch, cell.heads_q, cell.heads_kv, cell.seqlen_q, cell.seqlen_kv)
+    q, k, v = samples.qkv(cell.spec, shape, device="cuda", seed=seed)
+    tensors = samples.tensors(cell.spec, shape, device="cuda", seed=seed)
+    values = dict(params)
+    case = Case(cell, features(cell.spec, values), q, k, v, values, tensors)
+    pairs = kept_pairs(cell, values, tensors)
+    row = Row(
+        cell.label, cell.spec.name, shape.__dict__.copy(), pairs / max(1, cell.seqlen_q * cell.seqlen_kv)
+    )
+    calls = _prepare(case, peers, row, build, target)
+    slots = [timing.Slot(name, call) for name, call in calls.items()]
+    ceiling, ceiling_flops = timing.matmul_slot()
+    timing.interleave([*slots, ceiling], rounds, seed)
+    row.ceiling = ceiling_flops / ceiling.timing().median_ms / 1e9
+    flops = cell.flops(pairs)
+    for slot in slots:
+        t = slot.timing()
+        row.milliseconds[slot.name] = t.median_ms
+        row.tflops[slot.name] = flops / t.median_ms / 1e9
+        row.spread[slot.name] = (flops / t.high_ms / 1e9, flops / t.low_ms / 1e9)
+        if with_host:
+            row.host_us[slot.name] = timing.host_us(slot.call, max(20, min(300, int(20 / max(t.median_ms, 1e-3)))))
+    del slots, calls, case, q, k, v, tensors
+    torch.cuda.empty_cache()
+    return row
+
+
+def _prepare(case: Case, peers: Iterable[str], row: Row, build: Callable[..., Any] | None, target: str | None) -> dict[str, Call]:
+    import torch
+
+    from attngen import api
+    from attngen.diag.diagnostic import AttnError
+
+    calls: dict[str, Call] = {}
+    spec = case.cell.spec
+    bhsd = spec.layout.value == "bhsd"
+    try:
+        attn = (build or api.build)(spec, target=target)
+        q, k, v = (x.transpose(1, 2).contiguous() if bhsd else x for x in (case.q, case.k, case.v))
+
+        def ours() -> Any:
+            return attn(q, k, v, **case.params, **case.tensors)
+
+        ours()
+        torch.cuda.synchronize()
+        calls[OURS] = ours
+    except AttnError as fault:
+        row.absent[OURS] = fault.diagnostics[0].message
+    expected = None
+    if OURS in calls:
+        expected = calls[OURS]().float()
+        expected = expected.transpose(1, 2) if bhsd else expected
+    for name in peers:
+        peer = PEERS[name]
+        if peer.module() is None:
+            row.absent[name] = "not installed"
+            continue
+        try:
+            call = peer.prepare(case)
+            got = call().float()
+            torch.cuda.synchronize()
+        except Unsupported as why:
+            row.absent[name] = str(why)
+            continue
+        except Exception as fault:  # a peer's own failure is a row of the table, not ours
+            row.absent[name] = f"failed: {type(fault).__name__}: {str(fault).splitlines()[0][:120] if str(fault) else ''}"
+            continue
+        if expected is not None:
+            gap = float((got - expected).norm() / expected.norm().clamp_min(1e-9))
+            if not gap < _AGREE:
+                row.absent[name] = f"computes something else here (relative difference {gap:.2g})"
+                continue
+        calls[name] = call
+    return calls
+
+
+def kept_pairs(cell: Cell, params: Mapping[str, Any], tensors: Mapping[str, Any], rows_at_once: int = 2048) -> float:
+    """Kept (row, key) pairs of a head, averaged over batch and heads (over the first few of each where the mask reads them)."""
+    import torch
+
+    from attngen.ir.expr import atoms_of, tensors_of
+    from attngen.ref.evaluate import evaluate
+
+    mask, device = cell.spec.mask, "cuda" if torch.cuda.is_available() else "cpu"
+    read = atoms_of(mask)
+    batches = range(min(cell.batch, 8)) if "b" in read or tensors_of(mask) else range(1)
+    heads = range(min(cell.heads_q, 8)) if read & {"h", "h_kv"} else range(1)
+    scalars = {k: torch.tensor(v, device=device) for k, v in params.items()}
+    columns = torch.arange(cell.seqlen_kv, device=device)[None, :]
+    total = 0.0
+    for b in batches:
+        for h in heads:
+            for start in range(0, cell.seqlen_q, rows_at_once):
+                rows = torch.arange(start, min(start + rows_at_once, cell.seqlen_q), device=device)[:, None]
+                fixed = {
+                    "b": b, "h": h, "h_kv": h * cell.heads_kv // cell.heads_q, "seqlen_q": cell.seqlen_q,
+                    "seqlen_kv": cell.seqlen_kv, "heads_q": cell.heads_q, "heads_kv": cell.heads_kv, "batch": cell.batch,
+                }  # fmt: skip
+                env = {n: torch.tensor(x, device=device) for n, x in fixed.items()} | scalars
+                env |= {"q_idx": rows, "kv_idx": columns, "q_pos": rows + (cell.seqlen_kv - cell.seqlen_q)}
+                kept = torch.as_tensor(evaluate(mask, env, dict(tensors))).bool()
+                total += float(kept.expand(rows.shape[0], cell.seqlen_kv).sum())
+    return total / (len(batches) * len(heads))

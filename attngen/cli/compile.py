@@ -1,0 +1,76 @@
+"""`attngen compile`: a spec to the source of its kernel, or on to machine code. Needs no GPU."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attngen.cli import common
+
+if TYPE_CHECKING:
+    from attngen.source import KernelSource
+
+
+def compile_(
+    spec: common.Source,
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where the source goes; - is stdout.")] = "-",
+    objects: Annotated[
+        str | None, typer.Option("--object", metavar="FOLDER", help="Compile on to machine code, written into this folder.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE even if it was edited or is no kernel.")] = False,
+    name: common.Name = None,
+    target: common.Target = None,
+    dtype: common.DTypeOption = None,
+    head_dim: common.HeadDim = None,
+    layout: common.LayoutOption = None,
+    tile: common.Tile = None,
+    stages: common.Stages = None,
+    order: common.Order = None,
+    as_json: Annotated[bool, typer.Option("--json", help="What was made, as JSON on stdout (with -o FILE or --object).")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing when it worked.")] = False,
+) -> None:
+    """Compile a spec to a standalone kernel file; with --object also to machine code."""
+    from attngen import api
+
+    if as_json and output == "-" and objects is None:
+        raise common.Usage("--json describes files: name one with -o FILE or --object FOLDER")
+    started = time.perf_counter()
+    changes = common.overrides(dtype=dtype, head_dim=head_dim, layout=layout, tile=tile, stages=stages, order=order)
+    source = api.compile(common.read_source(spec), name=name, target=target, **changes)
+    written: list[str] = []
+    if output != "-":
+        written.append(str(_write(source, output, force)))
+    elif objects is None:
+        common.write_text("-", source.text)
+    if objects is not None:
+        written += _machine_code(source, Path(objects))
+    seconds = time.perf_counter() - started
+    if as_json:
+        made = {"schema": 1, "kernel_id": source.kernel_id, "sha256": source.sha256, "files": written, "seconds": round(seconds, 3)}
+        common.write_text("-", json.dumps({**made, "meta": source.meta}) + "\n")
+    elif written and not quiet:
+        plans = ", ".join(str(p["name"]) for p in source.meta.get("plans", ()))
+        common.say(f"{source.kernel_id}: {', '.join(written)} (plans: {plans}; {seconds:.2f} s)")
+
+
+def _write(source: KernelSource, output: str, force: bool) -> Path:
+    path = Path(output)
+    if path.is_dir():
+        raise common.Usage(f"{common.printable(output)} is a folder; give -o a file name")
+    return source.write(path, force=force)
+
+
+def _machine_code(source: KernelSource, folder: Path) -> list[str]:
+    from attngen.cli.progress import bar
+    from attngen.jit.load import write_objects
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        raise common.Usage(f"cannot make the folder {common.printable(str(folder))}: {fault.strerror or fault}") from None
+    with bar() as progress:
+        return [str(p) for p in write_objects(source, folder, str(source.meta["target"]), progress=progress)]

@@ -1,0 +1,57 @@
+"""`attngen fmt`: the one canonical layout of a spec, comments kept."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated
+
+import typer
+
+from attngen.cli import common
+
+
+def fmt(
+    specs: Annotated[
+        list[str], typer.Argument(metavar="SPEC...", help="Files, rewritten in place; - is stdin to stdout.", show_default=False)
+    ],
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if a file would change.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Write nothing; print the changes.")] = False,
+) -> None:
+    """Format specs. Idempotent; keeps comments and meaning; has no options."""
+    from attngen.syntax import format_text
+
+    changed = 0
+    for name in specs:
+        source = common.read_source(name)
+        text = source if isinstance(source, str) else read_spec(name)
+        formatted = format_text(text)
+        if formatted != text:
+            changed += 1
+            if diff:
+                lines = difflib.unified_diff(
+                    text.splitlines(keepends=True), formatted.splitlines(keepends=True), name, f"{name} (formatted)"
+                )
+                common.write_text("-", "".join(lines))
+            elif check:
+                common.say(f"{common.printable(name)}: would change")
+            elif name != "-":
+                common.write_text(name, formatted)
+                common.say(f"{common.printable(name)}: formatted")
+        if name == "-" and not (check or diff):
+            common.write_text("-", formatted)
+    if changed and (check or diff):
+        raise typer.Exit(common.SPEC)
+
+
+def read_spec(name: str) -> str:
+    """A spec's text, or a usage fault that says why not."""
+    try:
+        with open(name, "rb") as file:
+            data = file.read(4_000_001)
+        if len(data) > 4_000_000:
+            raise common.Usage(f"{common.printable(name)} is larger than 4 MB: not a spec")
+        return data.decode("utf-8")
+    except UnicodeDecodeError as fault:
+        raise common.Usage(f"{common.printable(name)} is not UTF-8 text: {fault.reason} at byte {fault.start}") from None
+    except OSError as fault:
+        raise common.Usage(f"cannot read {common.printable(name)}: {fault.strerror or fault}") from None

@@ -1,0 +1,128 @@
+"""What the KV loop does with a mask: which tiles are visited, in which order, masked or not (ir.plan's tile walk)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attngen.ir.forms import MaskForm
+from attngen.ir.plan import KernelPlan
+from attngen.samples import Shape
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of KV tiles visited one after the other, from tile `first` down to tile `last` (inclusive)."""
+
+    first: int
+    last: int
+    masked: bool
+
+
+@dataclass(frozen=True)
+class RowTile:
+    """Rows [start, stop) of a tile and its loop segments in the order in which they run."""
+
+    start: int
+    stop: int
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The loop of one (batch, head): tile extents and every row tile."""
+
+    tile_m: int
+    tile_n: int
+    n_blocks: int
+    rows: tuple[RowTile, ...]
+
+    def count(self) -> dict[str, int]:
+        """Tiles skipped, unmasked and masked."""
+        unmasked = sum(s.first - s.last + 1 for r in self.rows for s in r.segments if not s.masked)
+        masked = sum(s.first - s.last + 1 for r in self.rows for s in r.segments if s.masked)
+        return {"skipped": len(self.rows) * self.n_blocks - unmasked - masked, "full": unmasked, "partial": masked}
+
+
+def environment(shape: Shape, batch: int, head: int, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of everything a bound may read, except rows and keys."""
+    import torch
+
+    fixed = {
+        "b": batch, "h": head, "h_kv": head * shape.heads_kv // shape.heads_q, "batch": shape.batch,
+        "heads_q": shape.heads_q, "heads_kv": shape.heads_kv, "seqlen_q": shape.seqlen_q, "seqlen_kv": shape.seqlen_kv,
+    }  # fmt: skip
+    return {k: torch.tensor(v) for k, v in {**fixed, **params}.items()}
+
+
+def tiling(
+    plan: KernelPlan, shape: Shape, *, batch: int = 0, head: int = 0, params: Mapping[str, Any], tensors: Mapping[str, Any]
+) -> Tiling:
+    """The loop of `plan` for one batch and head."""
+    step = 64 if plan.mask.ranges_per_warpgroup else plan.compute.tile_m
+    starts = range(0, shape.seqlen_q, step)
+    ranges = _ranges(plan.mask.form, starts, step, shape, batch, head, params, tensors)
+    tile_n = plan.compute.tile_n
+    rows = tuple(
+        RowTile(start, min(start + step, shape.seqlen_q), _walk(plan.mask.walk, [r[i] for r in ranges], tile_n))
+        for i, start in enumerate(starts)
+    )
+    return Tiling(step, tile_n, -(-shape.seqlen_kv // tile_n), rows)
+
+
+Bounds = tuple[int, int, int, int]
+
+
+def _ranges(
+    form: MaskForm, starts: range, step: int, shape: Shape, batch: int, head: int, params: Mapping[str, Any], tensors: Mapping[str, Any]
+) -> list[list[Bounds]]:
+    """(lower_min, lower_max, upper_min, upper_max) of every row tile, clause by clause."""
+    import torch
+
+    from attngen.ref.evaluate import evaluate
+
+    q_lo = torch.tensor(list(starts), dtype=torch.int64)
+    q_hi = torch.clamp(q_lo + step, max=shape.seqlen_q) - 1
+    env = environment(shape, batch, head, params) | {"q_lo": q_lo, "q_hi": q_hi}
+
+    def values(e: Any) -> list[int]:
+        return [int(x) for x in torch.as_tensor(evaluate(e, env, dict(tensors))).expand(len(starts)).tolist()]
+
+    return [
+        list(zip(values(b.lower_min), values(b.lower_max), values(b.upper_min), values(b.upper_max), strict=True))
+        for b in form.bounds
+    ]
+
+
+def _walk(kind: str, clauses: list[Bounds], tile_n: int) -> tuple[Segment, ...]:
+    live, full = [], []
+    for lower_min, lower_max, upper_min, upper_max in clauses:
+        live.append((lower_min // tile_n, -(-upper_max // tile_n)) if upper_max > lower_min else (0, 0))
+        full.append((-(-lower_max // tile_n), upper_min // tile_n))
+    if kind == "interval":
+        return _run(*live[0], *full[0]) if live else ()
+    segments: list[Segment] = []
+    for start, stop in reversed(_union(live)):
+        inside = [(max(a, start), min(b, stop)) for a, b in full]
+        segments += _run(start, stop, *max(inside, key=lambda f: f[1] - f[0]))
+    return tuple(segments)
+
+
+def _run(start: int, stop: int, full_start: int, full_stop: int) -> tuple[Segment, ...]:
+    """Descend through [start, stop): masked right of the full range, unmasked in it, masked left of it."""
+    full_start, full_stop = max(full_start, start), min(full_stop, stop)
+    if full_stop <= full_start:
+        return (Segment(stop - 1, start, True),) if stop > start else ()
+    parts = ((full_stop, stop, True), (full_start, full_stop, False), (start, full_start, True))
+    return tuple(Segment(b - 1, a, masked) for a, b, masked in parts if b > a)
+
+
+def _union(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for a, b in sorted(r for r in ranges if r[1] > r[0]):
+        if merged and a <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(b, merged[-1][1]))
+        else:
+            merged.append((a, b))
+    return merged

@@ -1,0 +1,120 @@
+"""Sample arguments for a spec: values for its params and captured tensors, so that it can be run, measured or drawn.
+
+Everything is drawn from a seed: two runs see the same numbers. Values respect what a spec promises: `sorted` tensors never
+decrease (documents of uneven lengths), ints that index nothing stay within the sequence, bools are rarely true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attngen.diag.diagnostic import error
+
+if TYPE_CHECKING:
+    from attngen.ir.spec import AttentionSpec, ParamDecl, TensorDecl
+
+#: Extent of an axis that neither the spec nor the shapes fix.
+FREE_EXTENT = 64
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Extents of one call."""
+
+    batch: int
+    heads_q: int
+    heads_kv: int
+    seqlen_q: int
+    seqlen_kv: int
+
+
+def params(spec: AttentionSpec, given: Mapping[str, str | int | float | bool] | None = None) -> dict[str, Any]:
+    """Values of all params: `given` (text is converted), else the default, else a small value inside the bounds.
+
+    Raises: AttnError E0601 for an unknown name or a value that does not fit.
+    """
+    given = dict(given or {})
+    known = {p.name for p in spec.params}
+    for name in given:
+        if name not in known:
+            listed = ", ".join(sorted(known)) or "none"
+            raise error("E0601", f"`{spec.name}` has no param `{name[:60]}`", helps=(f"its params: {listed}",))
+    return {p.name: _convert(p, given[p.name]) if p.name in given else _default(p) for p in spec.params}
+
+
+def _default(p: ParamDecl) -> Any:
+    if p.default is not None:
+        return p.default
+    low = p.minimum if p.minimum is not None else 0
+    value = max(low, 1) if p.maximum is None else min(max(low, 1), p.maximum)
+    return {"bool": bool, "int": int, "float": float}[p.type.value](value)
+
+
+def _convert(p: ParamDecl, value: str | int | float | bool) -> Any:
+    text = str(value).strip().lower()
+    try:
+        converted: Any
+        if p.type.value == "bool":
+            converted = {"true": True, "1": True, "false": False, "0": False}[text]
+        else:
+            converted = int(text) if p.type.value == "int" else float(text)
+    except (KeyError, ValueError):
+        raise error("E0601", f"param `{p.name}` takes a value of type {p.type.value}, found {text[:60]!r}") from None
+    if (p.minimum is not None and converted < p.minimum) or (p.maximum is not None and converted > p.maximum):
+        bounds = f"{'' if p.minimum is None else p.minimum} .. {'' if p.maximum is None else p.maximum}"
+        raise error("E0601", f"param `{p.name}` is {converted}, outside its bounds {bounds}")
+    return converted
+
+
+def qkv(spec: AttentionSpec, shape: Shape, *, device: str = "cpu", dtype: Any = None, seed: int = 0) -> tuple[Any, Any, Any]:
+    """Normal q (batch, seqlen_q, heads_q, d), k and v (batch, seqlen_kv, heads_kv, d or d_v), in the spec's dtype by default."""
+    import torch
+
+    generator = torch.Generator(device=device).manual_seed(seed)
+    kind = dtype or {"bf16": torch.bfloat16, "fp16": torch.float16, "f32": torch.float32}[spec.dtype.value]
+
+    def draw(seqlen: int, heads: int, dim: int) -> Any:
+        return torch.randn(shape.batch, seqlen, heads, dim, generator=generator, device=device).to(kind)
+
+    return (
+        draw(shape.seqlen_q, shape.heads_q, spec.head_dim_qk),
+        draw(shape.seqlen_kv, shape.heads_kv, spec.head_dim_qk),
+        draw(shape.seqlen_kv, shape.heads_kv, spec.head_dim_v),
+    )
+
+
+def tensors(spec: AttentionSpec, shape: Shape, *, device: str = "cpu", seed: int = 0) -> dict[str, Any]:
+    """A value for every captured tensor."""
+    return {t.name: _tensor(spec, t, shape, device, seed + 1 + i) for i, t in enumerate(spec.tensors)}
+
+
+def extents(spec: AttentionSpec, decl: TensorDecl, shape: Shape) -> tuple[int, ...]:
+    """The shape that `decl` has in a call of this shape."""
+    known = {
+        "batch": shape.batch, "heads_q": shape.heads_q, "heads_kv": shape.heads_kv, "seqlen_q": shape.seqlen_q,
+        "seqlen_kv": shape.seqlen_kv, "head_dim": spec.head_dim_qk, "head_dim_v": spec.head_dim_v,
+    }  # fmt: skip
+    return tuple(d if isinstance(d, int) else known.get(d, FREE_EXTENT) for d in decl.dims)
+
+
+def _tensor(spec: AttentionSpec, decl: TensorDecl, shape: Shape, device: str, seed: int) -> Any:
+    import torch
+
+    size = extents(spec, decl, shape)
+    generator = torch.Generator().manual_seed(seed)
+    kind = decl.dtype.value
+    if kind == "bool":
+        made = torch.rand(size, generator=generator) < 0.05
+    elif kind == "i32" and decl.sorted:
+        # Ids of runs of uneven length: about eight of them on the last axis.
+        starts = torch.rand(size, generator=generator) < min(0.5, 8 / max(size[-1], 1))
+        made = starts.to(torch.int32).cumsum(-1).to(torch.int32)
+    elif kind == "i32":
+        made = torch.randint(0, max(1, min(shape.seqlen_q, shape.seqlen_kv) // 3 + 1), size, generator=generator, dtype=torch.int32)
+    else:
+        made = torch.randn(size, generator=generator) * 0.5
+        made = made.sort(-1).values if decl.sorted else made
+        made = made.to({"bf16": torch.bfloat16, "fp16": torch.float16, "f32": torch.float32}[kind])
+    return made.to(device)
