@@ -1,0 +1,1 @@
+"""Reference executions of a spec and of a plan, in torch."""

@@ -1,0 +1,107 @@
+"""Dense evaluation of expressions: one torch operation for each row of `FUNCTIONS`, shapes by broadcasting.
+
+Numerics: ints are int64, floats have the dtype of the call (float64 unless asked). A captured tensor is read as it
+is: an index outside it raises E0650, nothing is clamped. An element is read only where it matters: the right operand
+of `and` and `or` where the left one does not decide, a branch of a conditional where it is taken, and all of it where
+`active` holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from attngen.diag.diagnostic import error
+from attngen.ir.expr import Apply, Const, Expr, Load
+from attngen.ir.functions import FUNCTIONS
+from attngen.ir.types import Type
+
+Tensor = torch.Tensor
+
+
+def evaluate(
+    e: Expr,
+    env: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor] | None = None,
+    *,
+    dtype: torch.dtype = torch.float64,
+    active: Tensor | None = None,
+) -> Tensor:
+    """The value of `e` with atoms and params from `env` and captured tensors from `tensors`.
+
+    Shapes: whatever the values in `env` broadcast to; a value that reads no atom keeps the shape of what it reads.
+    Raises: E0650 for an index outside its tensor where the element matters; KeyError for a name that is missing.
+    """
+    return _Evaluation(env, tensors or {}, dtype).value(e, active)
+
+
+@dataclass(frozen=True, slots=True)
+class _Evaluation:
+    env: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor]
+    dtype: torch.dtype
+
+    def value(self, e: Expr, active: Tensor | None) -> Tensor:
+        if isinstance(e, Const):
+            return self.constant(e)
+        if isinstance(e, Load):
+            return self.load(e, active)
+        if not isinstance(e, Apply):
+            return self.env[e.name]
+        first = self.value(e.args[0], active)
+        if e.fn == "float":
+            return first.to(self.dtype)
+        if e.fn in ("and", "or") and len(e.args) == 2:
+            open_ = first if e.fn == "and" else ~first
+            rest = [self.value(e.args[1], _both(active, open_))]
+        elif e.fn == "where":
+            rest = [self.value(e.args[1], _both(active, first)), self.value(e.args[2], _both(active, ~first))]
+        else:
+            rest = [self.value(a, active) for a in e.args[1:]]
+        out: Tensor = FUNCTIONS[e.fn].dense(first, *rest)
+        return out
+
+    def constant(self, e: Const) -> Tensor:
+        kinds = {Type.BOOL: torch.bool, Type.INT: torch.int64, Type.FLOAT: self.dtype}
+        device = next((t.device for t in (*self.env.values(), *self.tensors.values())), None)
+        return torch.tensor(e.value, dtype=kinds[e.type], device=device)
+
+    def load(self, e: Load, active: Tensor | None) -> Tensor:
+        source = self.tensors[e.tensor]
+        indices = [self.value(i, active) for i in e.indices]
+        indices = [_checked(e, axis, i, source.shape[axis], active) for axis, i in enumerate(indices)]
+        if source.numel() == 0:  # nobody reads it, or _checked had raised
+            out = source.new_zeros(sum(indices[1:], indices[0]).shape)
+        else:
+            out = source[tuple(indices)] if indices else source
+        return out.to(torch.int64) if e.type is Type.INT else out if e.type is Type.BOOL else out.to(self.dtype)
+
+
+def _both(a: Tensor | None, b: Tensor) -> Tensor:
+    return b if a is None else a & b
+
+
+def _checked(e: Load, axis: int, index: Tensor, extent: int, active: Tensor | None) -> Tensor:
+    """`index` with 0 where nobody reads it."""
+    wrong = (index < 0) | (index >= extent)
+    if not bool(wrong.any()):
+        return index
+    read = wrong if active is None else wrong & active
+    if extent and not bool(read.any()):
+        # 0 on the broadcast shape only where an index is wrong for every reader
+        return torch.where(wrong, torch.zeros_like(index), index)
+    bad = torch.broadcast_to(index, read.shape)[read]
+    if not bad.numel():
+        return torch.zeros_like(index)
+    first: Any = int(bad.flatten()[0])
+    raise error(
+        "E0650",
+        f"index {first} is outside axis {axis} of tensor `{e.tensor}`, which has {extent} elements",
+        at=e.span,
+        label=f"axis {axis} is read at {first}",
+        notes=(f"{bad.numel()} of {read.numel()} elements that the mask keeps or needs are outside",),
+        helps=("pass a tensor that covers every index, or clamp the index in the spec",),
+    )
