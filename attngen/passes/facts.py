@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, atom, atoms_of, const
+from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, atom, atoms_of, const, walk
 from attngen.ir.functions import apply
 from attngen.ir.linear import Q_IDX, SEQLEN_KV, SEQLEN_Q, Linear, expr_of, linear_of
 from attngen.ir.spec import AttentionSpec
@@ -193,6 +193,8 @@ def guarded(bound: Expr, facts: Facts) -> Expr:
     if len(wide) != 1 or abs(total.terms[wide[0]]) != 1:
         return bound
     rest = total.without(wide[0])
+    if any(wide[0] in walk(t) for t in rest.terms):  # block * (x // block) + block stays near x
+        return bound
     past_end = _nonnegative(rest + LENGTH_LIMIT - Linear({SEQLEN_KV: 1}), facts)
     before_start = _nonnegative(-rest + LENGTH_LIMIT, facts)
     if not (past_end and before_start):
