@@ -1,7 +1,7 @@
 """Sample arguments for a spec: values for its params and captured tensors, so that it can be run, measured or drawn.
 
-Everything is drawn from a seed: two runs see the same numbers. Values respect what a spec promises: `sorted` tensors never
-decrease (documents of uneven lengths), ints that index nothing stay within the sequence, bools are rarely true.
+Everything is drawn from a seed: two runs see the same numbers. Values respect what a spec promises: `sorted` tensors
+never decrease (documents of uneven lengths), ints that index nothing stay within the sequence, bools are rarely true.
 """
 
 from __future__ import annotations
@@ -68,8 +68,10 @@ def _convert(p: ParamDecl, value: str | int | float | bool) -> Any:
     return converted
 
 
-def qkv(spec: AttentionSpec, shape: Shape, *, device: str = "cpu", dtype: Any = None, seed: int = 0) -> tuple[Any, Any, Any]:
-    """Normal q (batch, seqlen_q, heads_q, d), k and v (batch, seqlen_kv, heads_kv, d or d_v), in the spec's dtype by default."""
+def qkv(
+    spec: AttentionSpec, shape: Shape, *, device: str = "cpu", dtype: Any = None, seed: int = 0
+) -> tuple[Any, Any, Any]:
+    """Normal q (batch, seqlen_q, heads_q, d), k and v (batch, seqlen_kv, heads_kv, d or d_v), in the spec's dtype."""
     import torch
 
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -112,7 +114,9 @@ def _tensor(spec: AttentionSpec, decl: TensorDecl, shape: Shape, device: str, se
         starts = torch.rand(size, generator=generator) < min(0.5, 8 / max(size[-1], 1))
         made = starts.to(torch.int32).cumsum(-1).to(torch.int32)
     elif kind == "i32":
-        made = torch.randint(0, max(1, min(shape.seqlen_q, shape.seqlen_kv) // 3 + 1), size, generator=generator, dtype=torch.int32)
+        made = torch.randint(
+            0, max(1, min(shape.seqlen_q, shape.seqlen_kv) // 3 + 1), size, generator=generator, dtype=torch.int32
+        )
     else:
         made = torch.randn(size, generator=generator) * 0.5
         made = made.sort(-1).values if decl.sorted else made

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from attngen.ir.spec import AttentionSpec
 
-#: Tokens in a batch and model width of the usual attention benchmarks: batch = TOKENS / seqlen, heads = WIDTH / head_dim.
+#: Tokens in a batch and model width of the usual attention benchmarks: batch TOKENS / seqlen, heads WIDTH / head_dim.
 TOKENS, WIDTH = 32768, 2048
 GRID_SEQLENS = (1024, 2048, 4096, 8192, 16384, 32768)
 QUICK_SEQLENS = (1024, 4096, 16384)
@@ -31,7 +31,11 @@ class Cell:
         """Short text for a table row."""
         d, dv = self.spec.head_dim_qk, self.spec.head_dim_v
         dims = f"d{d}" if d == dv else f"d{d}/{dv}"
-        length = _short(self.seqlen_q) if self.seqlen_q == self.seqlen_kv else f"{_short(self.seqlen_q)}x{_short(self.seqlen_kv)}"
+        length = (
+            _short(self.seqlen_q)
+            if self.seqlen_q == self.seqlen_kv
+            else f"{_short(self.seqlen_q)}x{_short(self.seqlen_kv)}"
+        )
         heads = f"h{self.heads_q}" if self.heads_q == self.heads_kv else f"h{self.heads_q}/{self.heads_kv}"
         return f"{self.spec.name} {dims} {length} b{self.batch} {heads}"
 

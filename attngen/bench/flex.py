@@ -15,14 +15,16 @@ if TYPE_CHECKING:
 
 _SPELLING = {
     "or": "({0} | {1})", "and": "({0} & {1})", "not": "(~{0})",
-    "lt": "({0} < {1})", "le": "({0} <= {1})", "gt": "({0} > {1})", "ge": "({0} >= {1})", "eq": "({0} == {1})", "ne": "({0} != {1})",
+    "lt": "({0} < {1})", "le": "({0} <= {1})", "gt": "({0} > {1})", "ge": "({0} >= {1})",
+    "eq": "({0} == {1})", "ne": "({0} != {1})",
     "add": "({0} + {1})", "sub": "({0} - {1})", "mul": "({0} * {1})", "div": "({0} / {1})",
     "floordiv": "({0} // {1})", "mod": "({0} % {1})", "neg": "(-{0})",
     "min": "torch.where({0} <= {1}, {0}, {1})", "max": "torch.where({0} >= {1}, {0}, {1})",
     "clamp": "torch.clamp({0}, {1}, {2})", "abs": "abs({0})",
     "exp": "torch.exp({0})", "log": "torch.log({0})", "log2": "torch.log2({0})", "sqrt": "torch.sqrt({0})",
     "tanh": "torch.tanh({0})", "sigmoid": "torch.sigmoid({0})", "softplus": "torch.nn.functional.softplus({0})",
-    "floor": "torch.floor({0})", "int": "({0}).to(torch.int32)", "float": "({0} * 1.0)", "where": "torch.where({0}, {1}, {2})",
+    "floor": "torch.floor({0})", "int": "({0}).to(torch.int32)", "float": "({0} * 1.0)",
+    "where": "torch.where({0}, {1}, {2})",
 }  # fmt: skip
 
 

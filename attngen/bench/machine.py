@@ -5,8 +5,18 @@ from __future__ import annotations
 import platform
 import subprocess
 from importlib import metadata
+from typing import Any
 
-_PEER_DISTRIBUTIONS = ("torch", "triton", "nvidia-cutlass-dsl", "apache-tvm-ffi", "flash-attn-4", "fa3-fwd", "flash-attn-3", "attngen")
+_PEER_DISTRIBUTIONS = (
+    "torch",
+    "triton",
+    "nvidia-cutlass-dsl",
+    "apache-tvm-ffi",
+    "flash-attn-4",
+    "fa3-fwd",
+    "flash-attn-3",
+    "attngen",
+)
 
 
 def describe() -> dict[str, str]:
@@ -17,7 +27,8 @@ def describe() -> dict[str, str]:
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
         found["gpu"] = f"{properties.name}, {properties.multi_processor_count} SMs, {properties.total_memory >> 30} GiB"
-        found["cudnn"] = str(torch.backends.cudnn.version())
+        cudnn: Any = torch.backends.cudnn
+        found["cudnn"] = str(cudnn.version())
         found |= _driver()
     for name in _PEER_DISTRIBUTIONS:
         try:

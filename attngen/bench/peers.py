@@ -1,7 +1,7 @@
 """How each library is called. A peer says why it cannot serve a cell; nothing is emulated.
 
-All peers get the same tensors: q (batch, seqlen_q, heads_q, d), k and v likewise, contiguous in that order. Libraries that
-take (batch, heads, seqlen, d) get transposed views, as models give them.
+All peers get the same tensors: q (batch, seqlen_q, heads_q, d), k and v likewise, contiguous in that order. Libraries
+that take (batch, heads, seqlen, d) get transposed views, as models give them.
 """
 
 from __future__ import annotations
@@ -109,7 +109,10 @@ def _sdpa(backend: str) -> Callable[[Case], Call]:
         f = _common(case)
         _need(f.sink is None and f.plain_score, "score or sink")
         _need(f.mask in ("full", "causal"), "window")
-        _need(f.mask == "full" or case.cell.seqlen_q == case.cell.seqlen_kv, "causal with seqlen_q != seqlen_kv is top-left")
+        _need(
+            f.mask == "full" or case.cell.seqlen_q == case.cell.seqlen_kv,
+            "causal with seqlen_q != seqlen_kv is top-left",
+        )
         q, k, v = (x.transpose(1, 2) for x in (case.q, case.k, case.v))
         options = {"is_causal": f.mask == "causal", "scale": f.scale, "enable_gqa": q.shape[1] != k.shape[1]}
         which = getattr(SDPBackend, backend)
@@ -140,7 +143,12 @@ def _flex(case: Case) -> Call:
     if mask_mod is not None:
         batch, heads = flex.reads(case.cell.spec.mask)
         block_mask = torch.compile(create_block_mask)(
-            mask_mod, cell.batch if batch else None, cell.heads_q if heads else None, cell.seqlen_q, cell.seqlen_kv, device="cuda"
+            mask_mod,
+            cell.batch if batch else None,
+            cell.heads_q if heads else None,
+            cell.seqlen_q,
+            cell.seqlen_kv,
+            device="cuda",
         )
     function = torch.compile(flex_attention, dynamic=False)
     options = {"scale": f.scale, "enable_gqa": q.shape[1] != k.shape[1]}

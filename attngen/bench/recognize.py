@@ -85,13 +85,13 @@ def _mask(spec: AttentionSpec, params: dict[str, Any]) -> tuple[str, int | None]
 
     if any(isinstance(v, int) and v > 100_000 for v in params.values()):
         return "other", None
-    kinds = []
+    kinds: list[set[tuple[str, int | None]]] = []
     widths = [v for v in params.values() if isinstance(v, int) and not isinstance(v, bool) and v > 0]
     sizes = [*_SHAPES, *((w + 40, w + 40) for w in widths if w <= 8192)]
     for seqlen_q, seqlen_kv in sizes:
         kept = keep(spec, params, seqlen_q, seqlen_kv)
         distance = torch.arange(seqlen_q)[:, None] + (seqlen_kv - seqlen_q) - torch.arange(seqlen_kv)[None, :]
-        fits = {("full", None)} if bool(kept.all()) else set()
+        fits: set[tuple[str, int | None]] = {("full", None)} if bool(kept.all()) else set()
         if torch.equal(kept, distance >= 0):
             fits.add(("causal", None))
         fits |= {("window", w) for w in widths if torch.equal(kept, (distance >= 0) & (distance < w))}

@@ -14,7 +14,8 @@ def as_json(rows: Sequence[Row], machine: dict[str, str], settings: dict[str, An
     """Everything that was measured; `schema` moves when a field changes its meaning."""
     listed = [
         {
-            "cell": r.label, "spec": r.spec, **r.shape, "kept_share": r.kept_share, "ceiling_tflops": r.ceiling, "ratio_to_best_peer": r.ratio,
+            "cell": r.label, "spec": r.spec, **r.shape, "kept_share": r.kept_share,
+            "ceiling_tflops": r.ceiling, "ratio_to_best_peer": r.ratio,
             "kernels": {
                 n: {
                     "tflops": v, "tflops_low": r.spread[n][0], "tflops_high": r.spread[n][1],
@@ -69,15 +70,16 @@ def absences(rows: Sequence[Row]) -> list[str]:
         for name, why in r.absent.items():
             reasons.setdefault((name, why), []).append(r.label)
     return [
-        f"{name}: {why}" + ("" if len(where) == len(rows) else f" ({', '.join(where[:3])}{', …' if len(where) > 3 else ''})")
+        f"{name}: {why}"
+        + ("" if len(where) == len(rows) else f" ({', '.join(where[:3])}{', …' if len(where) > 3 else ''})")
         for (name, why), where in reasons.items()
     ]
 
 
 def picture(rows: Sequence[Row], machine: dict[str, str]) -> Canvas:
     """The bars."""
-    groups = [
-        Group(r.label, {n: (v, *r.spread[n]) for n, v in r.tflops.items()}, r.ceiling) for r in rows
-    ]
-    about = ", ".join(x for x in (machine.get("gpu"), f"torch {machine.get('torch', '?')}", f"CUDA {machine.get('cuda', '?')}") if x)
+    groups = [Group(r.label, {n: (v, *r.spread[n]) for n, v in r.tflops.items()}, r.ceiling) for r in rows]
+    about = ", ".join(
+        x for x in (machine.get("gpu"), f"torch {machine.get('torch', '?')}", f"CUDA {machine.get('cuda', '?')}") if x
+    )
     return bars(groups, "Attention forward, kept pairs only", about)

@@ -65,9 +65,7 @@ def measure(
     values = dict(params)
     case = Case(cell, features(cell.spec, values), q, k, v, values, tensors)
     pairs = kept_pairs(cell, values, tensors)
-    row = Row(
-        cell.label, cell.spec.name, shape.__dict__.copy(), pairs / max(1, cell.seqlen_q * cell.seqlen_kv)
-    )
+    row = Row(cell.label, cell.spec.name, shape.__dict__.copy(), pairs / max(1, cell.seqlen_q * cell.seqlen_kv))
     calls = _prepare(case, peers, row, build, target)
     slots = [timing.Slot(name, call) for name, call in calls.items()]
     ceiling, ceiling_flops = timing.matmul_slot()
@@ -86,7 +84,9 @@ def measure(
     return row
 
 
-def _prepare(case: Case, peers: Iterable[str], row: Row, build: Callable[..., Any] | None, target: str | None) -> dict[str, Call]:
+def _prepare(
+    case: Case, peers: Iterable[str], row: Row, build: Callable[..., Any] | None, target: str | None
+) -> dict[str, Call]:
     import torch
 
     from attngen import api
@@ -124,7 +124,9 @@ def _prepare(case: Case, peers: Iterable[str], row: Row, build: Callable[..., An
             row.absent[name] = str(why)
             continue
         except Exception as fault:  # a peer's own failure is a row of the table, not ours
-            row.absent[name] = f"failed: {type(fault).__name__}: {str(fault).splitlines()[0][:120] if str(fault) else ''}"
+            row.absent[name] = (
+                f"failed: {type(fault).__name__}: {str(fault).splitlines()[0][:120] if str(fault) else ''}"
+            )
             continue
         if expected is not None:
             gap = float((got - expected).norm() / expected.norm().clamp_min(1e-9))
@@ -136,7 +138,7 @@ def _prepare(case: Case, peers: Iterable[str], row: Row, build: Callable[..., An
 
 
 def kept_pairs(cell: Cell, params: Mapping[str, Any], tensors: Mapping[str, Any], rows_at_once: int = 2048) -> float:
-    """Kept (row, key) pairs of a head, averaged over batch and heads (over the first few of each where the mask reads them)."""
+    """Kept (row, key) pairs of a head, averaged over batch and heads (the first few where the mask reads them)."""
     import torch
 
     from attngen.ir.expr import atoms_of, tensors_of
@@ -155,7 +157,8 @@ def kept_pairs(cell: Cell, params: Mapping[str, Any], tensors: Mapping[str, Any]
                 rows = torch.arange(start, min(start + rows_at_once, cell.seqlen_q), device=device)[:, None]
                 fixed = {
                     "b": b, "h": h, "h_kv": h * cell.heads_kv // cell.heads_q, "seqlen_q": cell.seqlen_q,
-                    "seqlen_kv": cell.seqlen_kv, "heads_q": cell.heads_q, "heads_kv": cell.heads_kv, "batch": cell.batch,
+                    "seqlen_kv": cell.seqlen_kv, "heads_q": cell.heads_q, "heads_kv": cell.heads_kv,
+                    "batch": cell.batch,
                 }  # fmt: skip
                 env = {n: torch.tensor(x, device=device) for n, x in fixed.items()} | scalars
                 env |= {"q_idx": rows, "kv_idx": columns, "q_pos": rows + (cell.seqlen_kv - cell.seqlen_q)}

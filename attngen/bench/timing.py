@@ -1,8 +1,8 @@
 """How a number is taken.
 
-A GPU at its power cap slows down under load and recovers in idle gaps, so whatever follows a gap gains clock. Hence: the
-slots of a cell (one a kernel) run in random order, each warmed by its own kernel right before it is timed, several rounds,
-median over the rounds. A matrix product of 8192^3 is one more slot of every round: the ceiling of this chip in this run.
+A GPU at its power cap slows down under load and recovers in idle gaps, so whatever follows a gap gains clock. Hence:
+the slots of a cell (one a kernel) run in random order, each warmed by its own kernel right before it is timed, several
+rounds, median over the rounds. A matrix product of 8192^3 is one more slot of every round: the ceiling of this run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def run_once(call: Callable[[], Any], launches: int) -> float:
     """Milliseconds a launch, by CUDA events around `launches` launches."""
     import torch
 
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    event: Any = torch.cuda.Event
+    start, end = event(enable_timing=True), event(enable_timing=True)
     start.record()
     for _ in range(launches):
         call()

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def bench(
-    spec: Annotated[str | None, typer.Argument(metavar="[SPEC]", help="A .attn file; not needed with --grid.", show_default=False)] = None,
+    spec: Annotated[
+        str | None, typer.Argument(metavar="[SPEC]", help="A .attn file; not needed with --grid.", show_default=False)
+    ] = None,
     name: common.Name = None,
     target: common.Target = None,
     dtype: common.DTypeOption = None,
@@ -27,15 +29,29 @@ def bench(
     stages: common.Stages = None,
     order: common.Order = None,
     seqlen: Annotated[str | None, typer.Option("--seqlen", help="Lengths, e.g. 1024,4096.")] = None,
-    seqlen_kv: Annotated[int | None, typer.Option("--seqlen-kv", min=1, help="Keys, where not as many as rows.")] = None,
+    seqlen_kv: Annotated[
+        int | None, typer.Option("--seqlen-kv", min=1, help="Keys, where not as many as rows.")
+    ] = None,
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="Default: 32768 tokens in all.")] = None,
-    heads: Annotated[int | None, typer.Option("--heads", min=1, help="Query heads (default: width 2048 in all).")] = None,
-    heads_kv: Annotated[int | None, typer.Option("--heads-kv", min=1, help="KV heads (default: as many as query heads).")] = None,
-    param: Annotated[list[str] | None, typer.Option("--param", help="NAME=VALUE of a run-time param; repeatable.")] = None,
-    peers: Annotated[str, typer.Option("--peers", help="fa3,fa4,cudnn,fa2,flex or a part of them.")] = "fa3,fa4,cudnn,fa2,flex",
-    grid: Annotated[bool, typer.Option("--grid", help="The usual grid: head dims 64 to 256, full and causal, 1K to 32K.")] = False,
+    heads: Annotated[
+        int | None, typer.Option("--heads", min=1, help="Query heads (default: width 2048 in all).")
+    ] = None,
+    heads_kv: Annotated[
+        int | None, typer.Option("--heads-kv", min=1, help="KV heads (default: as many as query heads).")
+    ] = None,
+    param: Annotated[
+        list[str] | None, typer.Option("--param", help="NAME=VALUE of a run-time param; repeatable.")
+    ] = None,
+    peers: Annotated[
+        str, typer.Option("--peers", help="fa3,fa4,cudnn,fa2,flex or a part of them.")
+    ] = "fa3,fa4,cudnn,fa2,flex",
+    grid: Annotated[
+        bool, typer.Option("--grid", help="The usual grid: head dims 64 to 256, full and causal, 1K to 32K.")
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer lengths and rounds.")] = False,
-    rounds: Annotated[int | None, typer.Option("--rounds", min=1, max=100, help="Rounds (default 7, 3 with --quick).")] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=1, max=100, help="Rounds (default 7, 3 with --quick).")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of data and order.")] = 0,
     host: Annotated[bool, typer.Option("--host", help="Also measure how long a call keeps the host busy.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Results as JSON on stdout in place of the table.")] = False,
@@ -43,7 +59,7 @@ def bench(
     plot: Annotated[str | None, typer.Option("--plot", help="Bars to FILE.svg or FILE.png.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="The table as Markdown.")] = False,
 ) -> None:
-    """Measure kernels side by side: random order, each warmed by itself, median of several rounds, with the matmul ceiling."""
+    """Measure kernels side by side: random order, each warmed by itself, median of rounds, with the matmul ceiling."""
     from attngen.bench.peers import PEERS
 
     if (spec is None) == (not grid):
@@ -54,15 +70,15 @@ def bench(
     if plot is not None and not plot.endswith((".svg", ".png")):
         raise common.Usage("--plot takes a file that ends in .svg or .png")
     lengths = _lengths(seqlen, quick)
-    changes = common.overrides(
-        dtype=dtype, head_dim=head_dim, layout=layout, tile=tile, stages=stages, order=order
-    )
+    changes = common.overrides(dtype=dtype, head_dim=head_dim, layout=layout, tile=tile, stages=stages, order=order)
     given = common.settings_of(param or [], "--param")
     shapes = {"batch": batch, "heads_q": heads, "heads_kv": heads_kv, "seqlen_kv": seqlen_kv}
     cells = list(_grid_cells(lengths, changes) if spec is None else _spec_cells(spec, name, lengths, changes, shapes))
     _need_gpu()
     rows = _measure_all(cells, chosen, given, rounds or (3 if quick else 7), seed, target, host)
-    _publish(rows, {"rounds": rounds or (3 if quick else 7), "seed": seed, "peers": chosen}, as_json, save, plot, markdown)
+    _publish(
+        rows, {"rounds": rounds or (3 if quick else 7), "seed": seed, "peers": chosen}, as_json, save, plot, markdown
+    )
 
 
 def _lengths(seqlen: str | None, quick: bool) -> tuple[int, ...]:
@@ -76,7 +92,9 @@ def _lengths(seqlen: str | None, quick: bool) -> tuple[int, ...]:
     return tuple(int(p) for p in parts)
 
 
-def _spec_cells(source: str, name: str | None, lengths: tuple[int, ...], changes: dict[str, object], shapes: dict[str, int | None]) -> Iterator[Cell]:
+def _spec_cells(
+    source: str, name: str | None, lengths: tuple[int, ...], changes: dict[str, object], shapes: dict[str, int | None]
+) -> Iterator[Cell]:
     from attngen.bench.cells import usual_cell, with_shape
 
     resolved = common.load(source, name, changes)
@@ -86,19 +104,23 @@ def _spec_cells(source: str, name: str | None, lengths: tuple[int, ...], changes
             cell = with_shape(cell, heads_kv=shapes["heads_q"])
         cell = with_shape(cell, **shapes)
         if cell.heads_q % cell.heads_kv:
-            raise common.Usage(f"{cell.heads_q} query heads cannot share {cell.heads_kv} KV heads: the first must be a multiple of the second")
+            raise common.Usage(
+                f"{cell.heads_q} query heads cannot share {cell.heads_kv} KV heads: "
+                "the first must be a multiple of the second"
+            )
         yield cell
 
 
 def _grid_cells(lengths: tuple[int, ...], changes: dict[str, object]) -> Iterator[Cell]:
+    from attngen import api
     from attngen.bench.cells import GRID_HEAD_DIMS, usual_cell
+    from attngen.options import Options
     from attngen.resources import read
-    from attngen.syntax import load_spec
 
     for head_dim, head_dim_v in GRID_HEAD_DIMS:
         for example in ("full", "causal"):
             dims = {"head_dim": head_dim, "head_dim_v": head_dim_v}
-            spec = load_spec(read(f"examples/{example}.attn"), overrides={**dims, **changes})
+            spec = api.resolve(read(f"examples/{example}.attn"), None, Options.parse({**dims, **changes}))
             for length in lengths:
                 yield usual_cell(spec, length)
 
@@ -107,10 +129,14 @@ def _need_gpu() -> None:
     import torch
 
     if not torch.cuda.is_available():
-        raise common.Environment("a benchmark needs a CUDA GPU, and torch sees none; `attngen explain SPEC` estimates without one")
+        raise common.Environment(
+            "a benchmark needs a CUDA GPU, and torch sees none; `attngen explain SPEC` estimates without one"
+        )
 
 
-def _measure_all(cells: list[Cell], peers: list[str], given: dict[str, str], rounds: int, seed: int, target: str | None, host: bool) -> list[Row]:
+def _measure_all(
+    cells: list[Cell], peers: list[str], given: dict[str, str], rounds: int, seed: int, target: str | None, host: bool
+) -> list[Row]:
     from attngen import samples
     from attngen.bench.runner import measure
 
@@ -122,7 +148,9 @@ def _measure_all(cells: list[Cell], peers: list[str], given: dict[str, str], rou
     return rows
 
 
-def _publish(rows: list[Row], settings: dict[str, Any], as_json: bool, save: str | None, plot: str | None, markdown: bool) -> None:
+def _publish(
+    rows: list[Row], settings: dict[str, Any], as_json: bool, save: str | None, plot: str | None, markdown: bool
+) -> None:
     from attngen.bench import machine, report
 
     about = machine.describe()
@@ -141,6 +169,9 @@ def _publish(rows: list[Row], settings: dict[str, Any], as_json: bool, save: str
     else:
         header, body = report.cells(rows)
         common.table(header, body)
-        common.say("TFLOP/s of the kept pairs; ± is half the spread of the rounds; " + "; ".join(f"{k} {v}" for k, v in about.items()))
+        common.say(
+            "TFLOP/s of the kept pairs; ± is half the spread of the rounds; "
+            + "; ".join(f"{k} {v}" for k, v in about.items())
+        )
     for line in report.absences(rows):
         common.say(f"not in the table: {line}")

@@ -27,7 +27,7 @@ def versions() -> dict[str, str | None]:
 
 
 def write_bundle(bug: BaseException) -> str:
-    """Write command line, versions, traceback and the specs named on the command line to one JSON file; returns its path."""
+    """Write command line, versions, traceback and the named specs to one JSON file; returns its path."""
     specs = {}
     for argument in sys.argv[1:]:
         try:

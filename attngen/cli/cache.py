@@ -39,13 +39,20 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Entries as JSON.
     entries = _cache().entries()
     if as_json:
         found = [
-            {"kernel_id": e.kernel_id, "bytes": e.bytes, "used": round(e.used), "complete": e.complete, "folder": str(e.folder)}
+            {
+                "kernel_id": e.kernel_id,
+                "bytes": e.bytes,
+                "used": round(e.used),
+                "complete": e.complete,
+                "folder": str(e.folder),
+            }
             for e in entries
         ]
         print(json.dumps({"schema": 1, "entries": found}, indent=1))
     elif entries:
         rows = [
-            [e.kernel_id, _size(e.bytes), f"{_age(time.time() - e.used)} ago", "yes" if e.complete else "no"] for e in entries
+            [e.kernel_id, _size(e.bytes), f"{_age(time.time() - e.used)} ago", "yes" if e.complete else "no"]
+            for e in entries
         ]
         common.table(["kernel", "size", "used", "complete"], rows)
     else:
@@ -64,7 +71,9 @@ def size() -> None:
 @app.command("clear")
 @common.command
 def clear(
-    older: Annotated[str | None, typer.Option("--older", help="Only kernels unused for this long, e.g. 30d or 12h.")] = None,
+    older: Annotated[
+        str | None, typer.Option("--older", help="Only kernels unused for this long, e.g. 30d or 12h.")
+    ] = None,
 ) -> None:
     """Remove compiled kernels; running processes keep theirs."""
     count, freed = _cache().clear(None if older is None else _seconds(older))
@@ -74,7 +83,9 @@ def clear(
 def _seconds(text: str) -> float:
     match = re.fullmatch(r"(\d{1,6})([smhdw])", text.strip())
     if match is None:
-        raise common.Usage(f"--older takes a number and one of s, m, h, d, w, such as 30d; found {common.printable(text)!r}")
+        raise common.Usage(
+            f"--older takes a number and one of s, m, h, d, w, such as 30d; found {common.printable(text)!r}"
+        )
     return float(match[1]) * _UNITS[match[2]]
 
 

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 
 def check(
     specs: Annotated[list[str], typer.Argument(metavar="SPEC...", help="Files, or - for stdin.", show_default=False)],
-    plan: Annotated[bool, typer.Option("--plan", help="Also look for a plan that serves each attention block.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Also look for a plan that serves each attention block.")
+    ] = False,
     target: common.Target = None,
     as_json: Annotated[bool, typer.Option("--json", help="All faults as JSON on stdout.")] = False,
 ) -> None:
-    """Check specs: syntax, names, types, meaning; with --plan also that a kernel exists. Exit 1 if a fault was found."""
+    """Check specs: syntax, names, types, meaning; with --plan also that a kernel exists. Exit 1 on a fault."""
     from attngen.diag import render
     from attngen.syntax import check_text, load_all
 

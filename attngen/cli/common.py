@@ -116,7 +116,8 @@ def read_source(argument: str) -> str | Path:
 def read_stdin() -> str:
     """All of stdin as text."""
     try:
-        return sys.stdin.buffer.read().decode("utf-8")
+        # A text without a newline would be taken for a path.
+        return sys.stdin.buffer.read().decode("utf-8") + "\n"
     except UnicodeDecodeError as fault:
         raise Usage(f"stdin is not UTF-8 text: {fault.reason} at byte {fault.start}") from None
 
@@ -176,7 +177,9 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [list(header), *map(list, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     return "\n".join(
-        "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))).rstrip()
+        "  ".join(
+            c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
         for line in lines
     )
 
@@ -194,21 +197,15 @@ def _near(path: Path) -> str:
 
 Source = Annotated[str, typer.Argument(metavar="SPEC", help="A .attn file, or - for stdin.", show_default=False)]
 Name = Annotated[str | None, typer.Option("--name", help="Which attention block (default: the last).")]
-Target = Annotated[str | None, typer.Option("--target", help="Architecture, e.g. sm_90a (default: the spec's, or sm_90a).")]
+Target = Annotated[
+    str | None, typer.Option("--target", help="Architecture, e.g. sm_90a (default: the spec's, or sm_90a).")
+]
 DTypeOption = Annotated[str | None, typer.Option("--dtype", help="bf16 or fp16 in place of the spec's.")]
 HeadDim = Annotated[str | None, typer.Option("--head-dim", help="Head dim, e.g. 64, or 192x128 for q/k and v.")]
 LayoutOption = Annotated[str | None, typer.Option("--layout", help="bshd or bhsd in place of the spec's.")]
 Tile = Annotated[str | None, typer.Option("--tile", help="tile_m x tile_n, e.g. 128x128.")]
 Stages = Annotated[int | None, typer.Option("--stages", help="K/V stages in shared memory.", min=1, max=64)]
 Order = Annotated[str | None, typer.Option("--order", help="Tile order: lpt or linear.")]
-
-
-def pair(text: str, option: str) -> tuple[int, int]:
-    """`128x64` as two positive ints."""
-    parts = text.lower().replace("×", "x").split("x")
-    if len(parts) != 2 or not all(p.strip().isascii() and p.strip().isdigit() and len(p.strip()) < 7 for p in parts):
-        raise Usage(f"{option} takes two numbers such as 128x64, found {printable(text)!r}")
-    return int(parts[0]), int(parts[1])
 
 
 def overrides(
@@ -220,24 +217,27 @@ def overrides(
     stages: int | None = None,
     order: str | None = None,
 ) -> dict[str, object]:
-    """The override options as `load_spec` takes them."""
+    """The override options as `attngen.options.Options` takes them."""
     changes: dict[str, object] = {}
     if head_dim is not None:
-        if head_dim.isascii() and head_dim.isdigit() and len(head_dim) < 7:
-            changes["head_dim"] = changes["head_dim_v"] = int(head_dim)
-        else:
-            changes["head_dim"], changes["head_dim_v"] = pair(head_dim, "--head-dim")
-    if tile is not None:
-        changes["tile_m"], changes["tile_n"] = pair(tile, "--tile")
-    plain = {"dtype": dtype, "layout": layout, "stages": stages, "order": order}
+        parts = head_dim.lower().split("x")
+        if len(parts) > 2 or not all(p.isascii() and p.isdigit() and len(p) < 7 for p in parts):
+            raise Usage(
+                f"--head-dim takes a number such as 64, or 192x128 for q/k and v, found {printable(head_dim)!r}"
+            )
+        changes["head_dim"] = int(parts[0])
+        if len(parts) == 2:
+            changes["head_dim_v"] = int(parts[1])
+    plain = {"dtype": dtype, "layout": layout, "tile": tile, "stages": stages, "order": order}
     return changes | {k: v for k, v in plain.items() if v is not None}
 
 
 def load(source: str, name: str | None, changes: Mapping[str, object]) -> AttentionSpec:
     """The spec that SOURCE, --name and the override options mean."""
-    from attngen.syntax import load_spec
+    from attngen import api
+    from attngen.options import Options
 
-    return load_spec(read_source(source), name=name, overrides=changes)
+    return api.resolve(read_source(source), name, Options.parse(changes))
 
 
 def pick_target(spec: AttentionSpec, target: str | None) -> str:

@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 
 def compile_(
     spec: common.Source,
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where the source goes; - is stdout.")] = "-",
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="Where the source goes; - is stdout.")
+    ] = "-",
     objects: Annotated[
-        str | None, typer.Option("--object", metavar="FOLDER", help="Compile on to machine code, written into this folder.")
+        str | None,
+        typer.Option("--object", metavar="FOLDER", help="Compile on to machine code, written into this folder."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE even if it was edited or is no kernel.")] = False,
     name: common.Name = None,
@@ -30,7 +33,9 @@ def compile_(
     tile: common.Tile = None,
     stages: common.Stages = None,
     order: common.Order = None,
-    as_json: Annotated[bool, typer.Option("--json", help="What was made, as JSON on stdout (with -o FILE or --object).")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="What was made, as JSON on stdout (with -o FILE or --object).")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing when it worked.")] = False,
 ) -> None:
     """Compile a spec to a standalone kernel file; with --object also to machine code."""
@@ -50,7 +55,13 @@ def compile_(
         written += _machine_code(source, Path(objects))
     seconds = time.perf_counter() - started
     if as_json:
-        made = {"schema": 1, "kernel_id": source.kernel_id, "sha256": source.sha256, "files": written, "seconds": round(seconds, 3)}
+        made = {
+            "schema": 1,
+            "kernel_id": source.kernel_id,
+            "sha256": source.sha256,
+            "files": written,
+            "seconds": round(seconds, 3),
+        }
         common.write_text("-", json.dumps({**made, "meta": source.meta}) + "\n")
     elif written and not quiet:
         plans = ", ".join(str(p["name"]) for p in source.meta.get("plans", ()))
@@ -71,6 +82,8 @@ def _machine_code(source: KernelSource, folder: Path) -> list[str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as fault:
-        raise common.Usage(f"cannot make the folder {common.printable(str(folder))}: {fault.strerror or fault}") from None
+        raise common.Usage(
+            f"cannot make the folder {common.printable(str(folder))}: {fault.strerror or fault}"
+        ) from None
     with bar() as progress:
         return [str(p) for p in write_objects(source, folder, str(source.meta["target"]), progress=progress)]

@@ -12,7 +12,8 @@ from attngen.cli import common
 
 def fmt(
     specs: Annotated[
-        list[str], typer.Argument(metavar="SPEC...", help="Files, rewritten in place; - is stdin to stdout.", show_default=False)
+        list[str],
+        typer.Argument(metavar="SPEC...", help="Files, rewritten in place; - is stdin to stdout.", show_default=False),
     ],
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if a file would change.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Write nothing; print the changes.")] = False,
@@ -52,6 +53,8 @@ def read_spec(name: str) -> str:
             raise common.Usage(f"{common.printable(name)} is larger than 4 MB: not a spec")
         return data.decode("utf-8")
     except UnicodeDecodeError as fault:
-        raise common.Usage(f"{common.printable(name)} is not UTF-8 text: {fault.reason} at byte {fault.start}") from None
+        raise common.Usage(
+            f"{common.printable(name)} is not UTF-8 text: {fault.reason} at byte {fault.start}"
+        ) from None
     except OSError as fault:
         raise common.Usage(f"cannot read {common.printable(name)}: {fault.strerror or fault}") from None

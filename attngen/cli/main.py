@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated
 
@@ -78,7 +79,7 @@ def options(
         logging.getLogger("attngen").setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
 
 
-for _name, _command in {
+_COMMANDS: dict[str, Callable[..., None]] = {
     "compile": compile_,
     "check": check,
     "fmt": fmt,
@@ -88,7 +89,8 @@ for _name, _command in {
     "doctor": doctor,
     "regen": regen,
     "completion": completion,
-}.items():
+}
+for _name, _command in _COMMANDS.items():
     app.command(_name)(common.command(_command))
 app.add_typer(cache_app, name="cache")
 

@@ -23,7 +23,9 @@ class Canvas:
     title: str = ""
     shapes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
-    def rect(self, x: float, y: float, w: float, h: float, fill: str, *, stroke: str = "none", line: float = 0.0) -> None:
+    def rect(
+        self, x: float, y: float, w: float, h: float, fill: str, *, stroke: str = "none", line: float = 0.0
+    ) -> None:
         """A filled rectangle."""
         self.shapes.append(("rect", {"x": x, "y": y, "w": w, "h": h, "fill": fill, "stroke": stroke, "line": line}))
 
@@ -32,11 +34,17 @@ class Canvas:
         if boxes:
             self.shapes.append(("rects", {"boxes": tuple(boxes), "fill": fill}))
 
-    def line(self, x1: float, y1: float, x2: float, y2: float, color: str, width: float = 1.0, *, dash: bool = False) -> None:
+    def line(
+        self, x1: float, y1: float, x2: float, y2: float, color: str, width: float = 1.0, *, dash: bool = False
+    ) -> None:
         """A straight line."""
-        self.shapes.append(("line", {"x1": x1, "y1": y1, "x2": x2, "y2": y2, "color": color, "width": width, "dash": dash}))
+        self.shapes.append(
+            ("line", {"x1": x1, "y1": y1, "x2": x2, "y2": y2, "color": color, "width": width, "dash": dash})
+        )
 
-    def arrow(self, x1: float, y1: float, x2: float, y2: float, color: str, width: float = 1.0, head: float = 5.0) -> None:
+    def arrow(
+        self, x1: float, y1: float, x2: float, y2: float, color: str, width: float = 1.0, head: float = 5.0
+    ) -> None:
         """A line with a filled head at its end."""
         length = max(((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5, 1e-6)
         ux, uy = (x2 - x1) / length, (y2 - y1) / length
@@ -46,9 +54,21 @@ class Canvas:
         points = ((x2, y2), (bx - uy * half, by + ux * half), (bx + uy * half, by - ux * half))
         self.shapes.append(("polygon", {"points": points, "fill": color}))
 
-    def text(self, x: float, y: float, words: str, *, size: float = 12, color: str = "#212529", anchor: str = "start", bold: bool = False) -> None:
+    def text(
+        self,
+        x: float,
+        y: float,
+        words: str,
+        *,
+        size: float = 12,
+        color: str = "#212529",
+        anchor: str = "start",
+        bold: bool = False,
+    ) -> None:
         """Text with its baseline at y; anchor `start`, `middle` or `end`."""
-        self.shapes.append(("text", {"x": x, "y": y, "words": words, "size": size, "color": color, "anchor": anchor, "bold": bold}))
+        self.shapes.append(
+            ("text", {"x": x, "y": y, "words": words, "size": size, "color": color, "anchor": anchor, "bold": bold})
+        )
 
     def svg(self) -> str:
         """The picture as a standalone SVG document. Text is escaped; nothing in it can be markup."""
@@ -96,7 +116,8 @@ def _clean(words: str) -> str:
 def _svg_shape(kind: str, s: dict[str, Any]) -> str:
     if kind == "rect":
         stroke = f' stroke="{s["stroke"]}" stroke-width="{_n(s["line"])}"' if s["line"] else ""
-        return f'<rect x="{_n(s["x"])}" y="{_n(s["y"])}" width="{_n(s["w"])}" height="{_n(s["h"])}" fill="{s["fill"]}"{stroke}/>'
+        x, y, w, h = (_n(s[k]) for k in "xywh")
+        return f'<rect x="{x}" y="{y}" width="{w}" height="{h}" fill="{s["fill"]}"{stroke}/>'
     if kind == "rects":
         path = "".join(f"M{_n(x)} {_n(y)}h{_n(w)}v{_n(h)}h{_n(-w)}z" for x, y, w, h in s["boxes"])
         return f'<path d="{path}" fill="{s["fill"]}"/>'
@@ -121,13 +142,22 @@ def _plot_shape(axes: Any, kind: str, s: dict[str, Any]) -> None:
 
     if kind == "rect":
         edge = s["stroke"] if s["line"] else "none"
-        axes.add_patch(Rectangle((s["x"], s["y"]), s["w"], s["h"], facecolor=s["fill"], edgecolor=edge, linewidth=s["line"]))
+        axes.add_patch(
+            Rectangle((s["x"], s["y"]), s["w"], s["h"], facecolor=s["fill"], edgecolor=edge, linewidth=s["line"])
+        )
     elif kind == "rects":
         corners = [((x, y), (x + w, y), (x + w, y + h), (x, y + h)) for x, y, w, h in s["boxes"]]
         axes.add_collection(PolyCollection(corners, facecolors=s["fill"], edgecolors="none"))
     elif kind == "line":
         style = (0, (4, 3)) if s["dash"] else "solid"
-        axes.plot([s["x1"], s["x2"]], [s["y1"], s["y2"]], color=s["color"], linewidth=s["width"], linestyle=style, solid_capstyle="butt")
+        axes.plot(
+            [s["x1"], s["x2"]],
+            [s["y1"], s["y2"]],
+            color=s["color"],
+            linewidth=s["width"],
+            linestyle=style,
+            solid_capstyle="butt",
+        )
     elif kind == "polygon":
         axes.add_patch(Polygon(s["points"], closed=True, facecolor=s["fill"], edgecolor="none"))
     else:

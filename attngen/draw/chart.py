@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from attngen.draw.canvas import Canvas
 
 #: Colour of each kernel; others take the rest in order.
-PALETTE = {"attngen": "#2a9d8f", "fa3": "#264653", "fa4": "#577590", "cudnn": "#8ab17d", "fa2": "#b5838d", "flex": "#e9c46a"}
+PALETTE = {
+    "attngen": "#2a9d8f",
+    "fa3": "#264653",
+    "fa4": "#577590",
+    "cudnn": "#8ab17d",
+    "fa2": "#b5838d",
+    "flex": "#e9c46a",
+}
 _SPARE = ("#f4a261", "#6d597a", "#adb5bd")
 
 

@@ -49,7 +49,9 @@ def draw_mask(
     return canvas
 
 
-def _kept(spec: AttentionSpec, shape: Shape, batch: int, head: int, params: Mapping[str, Any], tensors: Mapping[str, Any]) -> Any:
+def _kept(
+    spec: AttentionSpec, shape: Shape, batch: int, head: int, params: Mapping[str, Any], tensors: Mapping[str, Any]
+) -> Any:
     import torch
 
     from attngen.ref.evaluate import evaluate
@@ -69,7 +71,9 @@ def _headline(canvas: Canvas, spec: AttentionSpec, plan: KernelPlan, shape: Shap
     canvas.text(_LEFT, 45, f"mask = {words if len(words) < 88 else words[:85] + '…'}", size=11.5, color=_SOFT)
     where = f", batch {batch}, head {head}" if shape.batch * shape.heads_q > 1 else ""
     size = f"seqlen_q {shape.seqlen_q}, seqlen_kv {shape.seqlen_kv}"
-    canvas.text(_LEFT, 62, f"{size}, tiles of {plan.compute.tile_m} x {plan.compute.tile_n}{where}", size=11.5, color=_SOFT)
+    canvas.text(
+        _LEFT, 62, f"{size}, tiles of {plan.compute.tile_m} x {plan.compute.tile_n}{where}", size=11.5, color=_SOFT
+    )
 
 
 def _tiles(canvas: Canvas, loop: Tiling, shape: Shape, unit_x: float, unit_y: float) -> None:
@@ -79,17 +83,28 @@ def _tiles(canvas: Canvas, loop: Tiling, shape: Shape, unit_x: float, unit_y: fl
         for row in loop.rows:
             for s in (s for s in row.segments if s.masked is masked):
                 left, right = s.last * loop.tile_n, min((s.first + 1) * loop.tile_n, shape.seqlen_kv)
-                boxes.append((_LEFT + left * unit_x, _TOP + row.start * unit_y, (right - left) * unit_x, (row.stop - row.start) * unit_y))
+                boxes.append(
+                    (
+                        _LEFT + left * unit_x,
+                        _TOP + row.start * unit_y,
+                        (right - left) * unit_x,
+                        (row.stop - row.start) * unit_y,
+                    )
+                )
         canvas.rects(boxes, color)
 
 
-def _kept_boxes(loop: Tiling, kept: Any, shape: Shape, unit_x: float, unit_y: float) -> list[tuple[float, float, float, float]]:
+def _kept_boxes(
+    loop: Tiling, kept: Any, shape: Shape, unit_x: float, unit_y: float
+) -> list[tuple[float, float, float, float]]:
     """Kept elements of partial tiles, as runs; rows thinner than half a pixel are sampled."""
     boxes = []
     step = max(1, int(0.5 / unit_y))
     inset = 0.12 if min(unit_x, unit_y) >= 5 else 0.0
     for tile in loop.rows:
-        spans = [(s.last * loop.tile_n, min((s.first + 1) * loop.tile_n, shape.seqlen_kv)) for s in tile.segments if s.masked]
+        spans = [
+            (s.last * loop.tile_n, min((s.first + 1) * loop.tile_n, shape.seqlen_kv)) for s in tile.segments if s.masked
+        ]
         for row in range(tile.start, tile.stop, step):
             tall = min(step, tile.stop - row)
             for left, right in spans:
@@ -144,7 +159,14 @@ def _arrows(canvas: Canvas, loop: Tiling, shape: Shape, unit_x: float, unit_y: f
 
 
 def _ticks(canvas: Canvas, loop: Tiling, shape: Shape, unit_x: float, unit_y: float) -> None:
-    canvas.text(_LEFT + shape.seqlen_kv * unit_x / 2, _TOP - 18 if shape.seqlen_kv * unit_x > 200 else _TOP - 16, "kv_idx", size=11, color=_SOFT, anchor="middle")
+    canvas.text(
+        _LEFT + shape.seqlen_kv * unit_x / 2,
+        _TOP - 18 if shape.seqlen_kv * unit_x > 200 else _TOP - 16,
+        "kv_idx",
+        size=11,
+        color=_SOFT,
+        anchor="middle",
+    )
     canvas.text(_LEFT - 66, _TOP + 10, "q_idx", size=11, color=_SOFT)
     every = max(1, -(-loop.n_blocks // 8))
     for n in range(0, loop.n_blocks + 1, every):
@@ -172,4 +194,10 @@ def _legend(canvas: Canvas, loop: Tiling, share: float, y: float) -> None:
         x += 34 + 5.7 * len(text)
     visited = (count["full"] + count["partial"]) / total
     arrows = "; arrows: order of the loop" if len(loop.rows) <= _ARROW_ROWS else ""
-    canvas.text(_LEFT, y + 22, f"kept elements {100 * share:.1f} %, visited tiles {100 * visited:.1f} %{arrows}", size=11, color=_SOFT)
+    canvas.text(
+        _LEFT,
+        y + 22,
+        f"kept elements {100 * share:.1f} %, visited tiles {100 * visited:.1f} %{arrows}",
+        size=11,
+        color=_SOFT,
+    )

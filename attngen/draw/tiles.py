@@ -57,7 +57,13 @@ def environment(shape: Shape, batch: int, head: int, params: Mapping[str, Any]) 
 
 
 def tiling(
-    plan: KernelPlan, shape: Shape, *, batch: int = 0, head: int = 0, params: Mapping[str, Any], tensors: Mapping[str, Any]
+    plan: KernelPlan,
+    shape: Shape,
+    *,
+    batch: int = 0,
+    head: int = 0,
+    params: Mapping[str, Any],
+    tensors: Mapping[str, Any],
 ) -> Tiling:
     """The loop of `plan` for one batch and head."""
     step = 64 if plan.mask.ranges_per_warpgroup else plan.compute.tile_m
@@ -75,7 +81,14 @@ Bounds = tuple[int, int, int, int]
 
 
 def _ranges(
-    form: MaskForm, starts: range, step: int, shape: Shape, batch: int, head: int, params: Mapping[str, Any], tensors: Mapping[str, Any]
+    form: MaskForm,
+    starts: range,
+    step: int,
+    shape: Shape,
+    batch: int,
+    head: int,
+    params: Mapping[str, Any],
+    tensors: Mapping[str, Any],
 ) -> list[list[Bounds]]:
     """(lower_min, lower_max, upper_min, upper_max) of every row tile, clause by clause."""
     import torch

@@ -1,0 +1,222 @@
+"""`attngen explain`: what the compiler made of a spec and why, or what a diagnostic's code means."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attngen.cli import common
+
+if TYPE_CHECKING:
+    from attngen.ir.plan import PlanSet
+    from attngen.ir.spec import AttentionSpec
+    from attngen.rooflines import Roofline
+    from attngen.samples import Shape
+
+
+def explain(
+    subject: Annotated[
+        str, typer.Argument(metavar="SPEC|CODE", help="A .attn file, -, or a code such as E0302.", show_default=False)
+    ],
+    name: common.Name = None,
+    target: common.Target = None,
+    dtype: common.DTypeOption = None,
+    head_dim: common.HeadDim = None,
+    layout: common.LayoutOption = None,
+    tile: common.Tile = None,
+    stages: common.Stages = None,
+    order: common.Order = None,
+    seqlen: Annotated[
+        str, typer.Option("--seqlen", help="Lengths for the rooflines, e.g. 1024,4096; the picture takes the first.")
+    ] = "1024,8192",
+    seqlen_kv: Annotated[
+        int | None, typer.Option("--seqlen-kv", min=1, max=2**24, help="Keys, where not as many as rows.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option("--batch", min=1, max=2**20, help="Default: 32768 tokens in all.")
+    ] = None,
+    heads: Annotated[
+        int | None, typer.Option("--heads", min=1, max=65536, help="Query heads (default: width 2048 in all).")
+    ] = None,
+    heads_kv: Annotated[
+        int | None, typer.Option("--heads-kv", min=1, max=65536, help="KV heads (default: as many).")
+    ] = None,
+    param: Annotated[
+        list[str] | None, typer.Option("--param", help="NAME=VALUE of a run-time param; repeatable.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every rejected candidate.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Plans, rooflines and rejections as JSON on stdout.")] = False,
+    svg: Annotated[
+        str | None, typer.Option("--svg", metavar="FILE", help="Draw the mask with its tile classes and loop.")
+    ] = None,
+    png: Annotated[
+        str | None, typer.Option("--png", metavar="FILE", help="The same as PNG (needs matplotlib).")
+    ] = None,
+    at_batch: Annotated[int, typer.Option("--at-batch", min=0, help="Batch entry that is drawn.")] = 0,
+    at_head: Annotated[int, typer.Option("--at-head", min=0, help="Query head that is drawn.")] = 0,
+) -> None:
+    """Explain a spec: formula, mask form, plans with budgets, rooflines, rejected candidates. Or explain a code."""
+    if _is_code(subject):
+        _explain_code(subject, as_json)
+        return
+    from attngen import samples
+    from attngen.search import plan
+
+    changes = common.overrides(dtype=dtype, head_dim=head_dim, layout=layout, tile=tile, stages=stages, order=order)
+    spec = common.load(subject, name, changes)
+    params = samples.params(spec, common.settings_of(param or [], "--param"))
+    shapes = [_shape(spec, n, seqlen_kv, batch, heads, heads_kv) for n in _lengths(seqlen)]
+    plans = plan(spec, common.pick_target(spec, target))
+    lines = _rooflines(plans, shapes, params)
+    if svg is not None or png is not None:
+        _draw(plans, shapes[0], params, svg, png, at_batch, at_head)
+    if as_json:
+        print(json.dumps(_document(plans, lines), indent=1))
+    elif svg != "-":
+        from attngen import plan_text
+
+        print(plan_text.describe(plans, everything=everything))
+        print()
+        print(plan_text.rooflines(lines))
+
+
+def _is_code(text: str) -> bool:
+    if re.fullmatch(r"[EWew]\d{4}", text):
+        return True
+    from attngen.diag.codes import find
+
+    return not text.endswith(".attn") and text != "-" and not Path(text[:200]).exists() and find(text) is not None
+
+
+def _explain_code(text: str, as_json: bool) -> None:
+    from attngen.diag.codes import CODES, find
+
+    row = find(text)
+    if row is None:
+        import difflib
+
+        close = difflib.get_close_matches(text.upper(), list(CODES), n=3)
+        raise common.Usage(
+            f"no diagnostic has the code {text.upper()}" + (f"; near it: {', '.join(close)}" if close else "")
+        )
+    if as_json:
+        print(json.dumps({"schema": 1, **{k: getattr(row, k) for k in ("code", "slug", "summary", "explanation")}}))
+    else:
+        print(f"{row.code} {row.slug}: {row.summary}\n\n{row.explanation.strip()}")
+
+
+def _lengths(text: str) -> list[int]:
+    parts = [p.strip() for p in text.split(",")]
+    if not all(p.isascii() and p.isdigit() and 0 < int(p) < 2**24 for p in parts):
+        raise common.Usage(f"--seqlen takes lengths such as 1024,4096, found {common.printable(text)!r}")
+    return [int(p) for p in parts]
+
+
+def _shape(
+    spec: AttentionSpec, seqlen: int, seqlen_kv: int | None, batch: int | None, heads: int | None, heads_kv: int | None
+) -> Shape:
+    from attngen.samples import Shape
+
+    count = heads or max(1, 2048 // min(spec.head_dim_qk, spec.head_dim_v))
+    count_kv = heads_kv or count
+    if count % count_kv:
+        raise common.Usage(
+            f"{count} query heads cannot share {count_kv} KV heads: the first must be a multiple of the second"
+        )
+    return Shape(batch or max(1, 32768 // seqlen), count, count_kv, seqlen, seqlen_kv or seqlen)
+
+
+def _rooflines(plans: PlanSet, shapes: list[Shape], params: dict[str, Any]) -> list[tuple[str, Roofline]]:
+    from attngen import samples
+    from attngen.rooflines import roofline
+
+    found = []
+    for shape in shapes:
+        label = (
+            f"batch {shape.batch}, heads {shape.heads_q}/{shape.heads_kv}, seqlen {shape.seqlen_q}x{shape.seqlen_kv}"
+        )
+        found.append((label, roofline(plans, shape, params, _small_tensors(samples, plans.spec, shape))))
+    return found
+
+
+def _small_tensors(samples: Any, spec: AttentionSpec, shape: Shape) -> dict[str, Any]:
+    """Sample tensors with their declared shapes; those that no mask reads without storage."""
+    import torch
+
+    from attngen.ir.expr import tensors_of
+
+    read = tensors_of(spec.mask)
+    made = samples.tensors(spec.replace(tensors=tuple(t for t in spec.tensors if t.name in read)), shape)
+    kinds = {
+        "bf16": torch.bfloat16,
+        "fp16": torch.float16,
+        "f32": torch.float32,
+        "i32": torch.int32,
+        "bool": torch.bool,
+    }
+    for decl in spec.tensors:
+        if decl.name not in read:
+            made[decl.name] = torch.empty(
+                samples.extents(spec, decl, shape), dtype=kinds[decl.dtype.value], device="meta"
+            )
+    return dict(made)
+
+
+def _draw(
+    plans: PlanSet, shape: Shape, params: dict[str, Any], svg: str | None, png: str | None, batch: int, head: int
+) -> None:
+    from dataclasses import replace
+
+    from attngen import samples
+    from attngen.draw import draw_mask
+
+    if shape.seqlen_q * shape.seqlen_kv > 2**26:
+        raise common.Usage("a picture of more than 64 M elements: give a shorter --seqlen")
+    if head >= shape.heads_q:
+        raise common.Usage(f"--at-head {head}: there are {shape.heads_q} query heads")
+    drawn_shape = replace(shape, batch=max(batch + 1, min(shape.batch, 2)))
+    spec = plans.spec
+    plan = plans.plans[plans.index(shape.seqlen_q, shape.seqlen_kv)]
+    tensors = samples.tensors(spec, drawn_shape)
+    canvas = draw_mask(spec, plan, drawn_shape, params=params, tensors=tensors, batch=batch, head=head)
+    if svg is not None:
+        common.write_text(svg, canvas.svg())
+    if png is not None:
+        common.write_bytes(Path(png), canvas.png())
+    for file in (svg, png):
+        if file not in (None, "-"):
+            common.say(f"{file}: mask of {spec.name}")
+
+
+def _document(plans: PlanSet, lines: list[tuple[str, Roofline]]) -> dict[str, Any]:
+    from attngen.syntax import print_expr, print_spec
+
+    form = plans.plans[0].mask.form
+    return {
+        "schema": 1,
+        "name": plans.spec.name,
+        "target": plans.target,
+        "spec": print_spec(plans.spec),
+        "mask": {
+            "expression": print_expr(form.mask),
+            "exact": form.is_exact,
+            "clauses": [
+                {
+                    k: None if (e := getattr(c, k)) is None else print_expr(e)
+                    for k in ("lower", "upper", "rows", "residual")
+                }
+                for c in form.clauses
+            ],
+            "element_wise": [r.model_dump() for r in form.reasons],
+        },
+        "limits": list(plans.limits),
+        "plans": [p.model_dump(mode="json", exclude={"mask": {"form"}}) for p in plans.plans],
+        "fit_too": [p.name for p in plans.others],
+        "rejected": [r.model_dump() for r in plans.rejected],
+        "rooflines": [{"shape": label, "bound": r.bound, **asdict(r)} for label, r in lines],
+    }

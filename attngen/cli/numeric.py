@@ -1,0 +1,136 @@
+"""Every way of computing a spec beside its dense float64 meaning: blockwise CPU reference, plan execution, kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attngen.diag.diagnostic import AttnError
+from attngen.ir.expr import Load, atoms_of, walk
+
+if TYPE_CHECKING:
+    from attngen.ir.spec import AttentionSpec
+    from attngen.samples import Shape
+
+#: float64 executions differ from the dense meaning by rounding alone.
+_EXACT = 1e-9
+_LSE_KERNEL = 2e-3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Largest absolute errors of one execution in one case; `skipped` says why it did not run."""
+
+    what: str
+    case: str
+    error: float = 0.0
+    allowed: float = 0.0
+    lse_error: float = 0.0
+    failed: bool = False
+    skipped: str | None = None
+
+
+def cases(spec: AttentionSpec) -> list[tuple[int, int]]:
+    """(seqlen_q, seqlen_kv) that no tile divides, one row, fewer and more rows than keys where the spec allows it."""
+    square = [(113, 113), (64, 64)]
+    return [*square, (1, 129), (77, 300), *(() if self_attention(spec) else ((190, 45),))]
+
+
+def self_attention(spec: AttentionSpec) -> bool:
+    """Whether a captured tensor over the keys is read at a query's row: then there are no more rows than keys."""
+    for e in (spec.mask, spec.score):
+        for node in walk(e):
+            if isinstance(node, Load):
+                dims = spec.tensor(node.tensor).dims
+                for dim, index in zip(dims, node.indices, strict=True):
+                    if dim == "seqlen_kv" and atoms_of(index) & {"q_idx", "q_pos"}:
+                        return True
+    return False
+
+
+def verify_spec(
+    spec: AttentionSpec, shape: Shape, params: Mapping[str, Any], *, target: str, seed: int = 0, with_gpu: bool = True
+) -> list[Outcome]:
+    """Run everything that can run in this case."""
+    import torch
+
+    from attngen import samples
+    from attngen.ref import dense
+
+    case = f"{shape.seqlen_q}x{shape.seqlen_kv}"
+    q, k, v = samples.qkv(spec, shape, seed=seed)
+    arguments: dict[str, Any] = {"params": dict(params), "tensors": samples.tensors(spec, shape, seed=seed)}
+    exact = dense.attention(spec, q, k, v, **arguments)
+    outcomes = [_blockwise(spec, case, exact, (q, k, v), arguments)]
+    outcomes += _plans(spec, target, case, exact, (q, k, v), arguments)
+    if not with_gpu:
+        return outcomes
+    if not torch.cuda.is_available():
+        return [*outcomes, Outcome("kernel", case, skipped="torch sees no GPU")]
+    return [*outcomes, _kernel(spec, target, case, (q, k, v), arguments)]
+
+
+def _differences(o: Any, lse: Any, exact: Any) -> tuple[float, float]:
+    import torch
+
+    o_error = float((o.double() - exact.o).abs().max()) if exact.o.numel() else 0.0
+    same = (lse == exact.lse) & ~torch.isfinite(exact.lse)
+    gap = torch.where(same, torch.zeros_like(exact.lse), lse.double() - exact.lse)
+    return o_error, float(gap.abs().max()) if gap.numel() else 0.0
+
+
+def _outcome(what: str, case: str, o: Any, lse: Any, exact: Any) -> Outcome:
+    o_error, lse_error = _differences(o, lse, exact)
+    return Outcome(what, case, o_error, _EXACT, lse_error, not (o_error <= _EXACT and lse_error <= _EXACT))
+
+
+def _blockwise(
+    spec: AttentionSpec, case: str, exact: Any, qkv: tuple[Any, Any, Any], arguments: dict[str, Any]
+) -> Outcome:
+    from attngen.ref import blockwise
+
+    result = blockwise.attention(spec, *(x.double() for x in qkv), **arguments)
+    return _outcome("CPU reference", case, result[0], result[1], exact)
+
+
+def _plans(
+    spec: AttentionSpec, target: str, case: str, exact: Any, qkv: tuple[Any, Any, Any], arguments: dict[str, Any]
+) -> list[Outcome]:
+    from attngen.ref import interp
+    from attngen.search import plan
+
+    try:
+        plans = plan(spec, target)
+    except AttnError as fault:
+        return [Outcome("plan", case, skipped=fault.diagnostics[0].message)]
+    outcomes = []
+    for p in plans.plans:
+        result = interp.run(p, spec, *(x.double() for x in qkv), **arguments)
+        outcomes.append(_outcome(f"plan {p.name}", case, result[0], result[1], exact))
+    return outcomes
+
+
+def _kernel(
+    spec: AttentionSpec, target: str, case: str, qkv: tuple[Any, Any, Any], arguments: dict[str, Any]
+) -> Outcome:
+    import torch
+
+    from attngen import api
+    from attngen.ref.compare import error_ratio
+
+    try:
+        attn = api.build(spec, target=target)
+        on_gpu = [x.cuda() for x in qkv]
+        tensors = {n: t.cuda() for n, t in arguments["tensors"].items()}
+        bhsd = spec.layout.value == "bhsd"
+        given = [x.transpose(1, 2).contiguous() for x in on_gpu] if bhsd else on_gpu
+        extra: dict[str, Any] = {**arguments["params"], **tensors}
+        o, lse = attn(given[0], given[1], given[2], return_lse=True, **extra)
+        torch.cuda.synchronize()
+    except AttnError as fault:
+        return Outcome("kernel", case, skipped=fault.diagnostics[0].message)
+    o = o.transpose(1, 2) if bhsd else o
+    found = error_ratio(o, spec, *on_gpu, lse=lse, params=arguments["params"], tensors=tensors)
+    failed = not (found.ratio <= 1 and found.lse_error <= _LSE_KERNEL)
+    return Outcome("kernel", case, found.error, found.allowed, found.lse_error, failed)

@@ -1,0 +1,128 @@
+"""`attngen regen`: write the gallery in generated/, or check that it is what this compiler writes."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attngen.cli import common
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One kernel of the gallery: an example, the attention block, overrides, and what it shows."""
+
+    example: str
+    shows: str
+    name: str | None = None
+    target: str = "sm_90a"
+    overrides: dict[str, object] = field(default_factory=dict)
+
+    def file(self, spec_name: str) -> str:
+        """Its file name."""
+        return f"{spec_name}.{self.target.removesuffix('a').replace('_', '')}.py"
+
+
+#: Each entry shows something that none before it shows; at most twelve, so that a reviewer reads every difference.
+GALLERY: tuple[Entry, ...] = (
+    Entry("full", "no mask: one loop, linear order"),
+    Entry("causal", "one edge: masked diagonal, unmasked interior, LPT order"),
+    Entry("gemma2", "head dim 256, score element by element, two edges"),
+    Entry("gpt_oss", "a window and a sink for each head, head dim 64"),
+    Entry("packing", "bounds that come from a captured tensor"),
+    Entry("prefix_lm", "a union of two intervals"),
+    Entry("t5", "a score gathered from a table, no mask"),
+    Entry("mla", "head dims 192 and 128"),
+    Entry("longformer", "a mask tested element by element"),
+    Entry("whisper", "fp16, layout bhsd"),
+)
+
+
+def regen(
+    folder: Annotated[str, typer.Option("--folder", help="The gallery (default: generated/ of the checkout).")] = "",
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit 1 with the differences if a file is out of date.")
+    ] = False,
+) -> None:
+    """Regenerate the gallery of kernels that is kept under review."""
+    place = Path(folder) if folder else _checkout() / "generated"
+    wanted = render()
+    stale: list[str] = []
+    for name, text in wanted.items():
+        path = place / name
+        old = path.read_text(encoding="utf-8") if path.is_file() else ""
+        if old == text:
+            continue
+        stale.append(name)
+        if check:
+            lines = list(
+                difflib.unified_diff(
+                    old.splitlines(), text.splitlines(), f"{name} (committed)", f"{name} (now)", lineterm="", n=1
+                )
+            )
+            print("\n".join(lines[:60]))
+        else:
+            place.mkdir(parents=True, exist_ok=True)
+            common.write_text(str(path), text)
+            common.say(f"wrote {path}")
+    extra = sorted(p.name for p in place.glob("*.py") if p.name not in wanted) if place.is_dir() else []
+    if check and (stale or extra):
+        for name in extra:
+            common.say(f"{name} is no kernel of the gallery: remove it")
+        common.say(f"out of date: {', '.join([*stale, *extra])}; run `attngen regen` and commit the difference")
+        raise typer.Exit(common.SPEC)
+    if not check:
+        for name in extra:
+            (place / name).unlink()
+            common.say(f"removed {place / name}")
+    common.say(f"{len(wanted)} files, {'all up to date' if not stale else f'{len(stale)} written'}")
+
+
+def render() -> dict[str, str]:
+    """Text of every file of the gallery by name."""
+    from attngen import api, resources
+    from attngen.options import Options
+    from attngen.plan_text import describe
+    from attngen.search import plan
+
+    files: dict[str, str] = {}
+    rows = []
+    for entry in GALLERY:
+        path = resources.root() / "examples" / f"{entry.example}.attn"
+        spec = api.resolve(path, entry.name, Options.parse(entry.overrides))
+        plans = plan(spec, entry.target)
+        source = api.compile(spec, target=entry.target)
+        name = entry.file(spec.name)
+        files[name] = source.text
+        files[name.removesuffix(".py") + ".plan.txt"] = describe(plans, everything=True) + "\n"
+        tiles = ", ".join(p.name for p in plans.plans)
+        rows.append(f"| [{name}]({name}) | examples/{entry.example}.attn | {tiles} | {entry.shows} |")
+    files["README.md"] = _INDEX + "\n".join(rows) + "\n"
+    return files
+
+
+_INDEX = """# Gallery
+
+Kernels that attngen wrote, kept under review: the difference of these files is what a change of the compiler does to
+its output. Written by `attngen regen`, compared byte for byte in CI, never edited. Beside each kernel stands the plan
+behind it.
+
+Run one on a Hopper GPU: `python generated/causal.sm90.py` checks it against a float64 reference and prints error and
+time.
+
+| kernel | spec | plans | shows |
+|---|---|---|---|
+"""
+
+
+def _checkout() -> Path:
+    from attngen import resources
+
+    root = resources.root()
+    if not (root / "pyproject.toml").is_file():
+        raise common.Usage("the gallery lives in a checkout; name a folder with --folder")
+    return root

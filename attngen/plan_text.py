@@ -1,0 +1,165 @@
+"""A PlanSet as text: formula, mask form with its reasons, plans with their budgets, rejected candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from attngen.ir.expr import Atom, Const, Expr
+
+if TYPE_CHECKING:
+    from attngen.ir.forms import MaskForm
+    from attngen.ir.plan import KernelPlan, PlanSet
+    from attngen.ir.spec import AttentionSpec
+    from attngen.rooflines import Roofline
+
+_REJECTED_SHOWN = 12
+
+
+def describe(plans: PlanSet, *, everything: bool = False) -> str:
+    """The whole report, without rooflines."""
+    blocks = [_formula(plans.spec, plans.target), _mask(plans.plans[0].mask.form), _choice(plans)]
+    blocks += [_plan(p) for p in plans.plans]
+    blocks.append(_rejected(plans, everything))
+    return "\n\n".join("\n".join(b) for b in (list(block) for block in blocks) if b)
+
+
+def rooflines(found: list[tuple[str, Roofline]]) -> str:
+    """One block for each length."""
+    lines = []
+    for label, r in found:
+        skipped = f"{100 * (1 - r.visited / max(1, r.tiles)):.0f} % skipped"
+        masked = f"{100 * r.masked / max(1, r.visited):.0f} % of the visited masked"
+        lines += [
+            f"rooflines, {label}: plan {r.plan}, {r.visited} of {r.tiles} tiles ({skipped}, {masked})",
+            f"  MMA {r.mma_us:.0f} us   exp {r.exp_us:.0f} us   smem {r.smem_us:.0f} us   issue {r.issue_us:.0f} us   "
+            f"HBM {r.hbm_us:.0f} us ({r.hbm_bytes / 1e6:.0f} MB)",
+            f"  bound by {r.bound}; estimate {r.estimate_us:.0f} us",
+        ]
+    return "\n".join(lines)
+
+
+def _text(e: Expr | None, default: str) -> str:
+    from attngen.syntax import print_expr
+
+    return default if e is None else print_expr(e)
+
+
+def _formula(spec: AttentionSpec, target: str) -> Iterator[str]:
+    yield f"{spec.name} for {target}" + (f": {' '.join(spec.doc.split())}" if spec.doc else "")
+    dims = (
+        f"q, k {spec.head_dim_qk}, v {spec.head_dim_v}"
+        if spec.head_dim_qk != spec.head_dim_v
+        else str(spec.head_dim_qk)
+    )
+    yield f"  head_dim  {dims}   {spec.dtype}   {spec.layout}"
+    yield f"  scale     {_text(spec.scale, '')}"
+    if not isinstance(spec.score, Atom):
+        yield f"  score     {_text(spec.score, 's')}"
+    yield "  mask      " + (
+        "everything is kept" if spec.mask == Const(type=spec.mask.type, value=True) else _text(spec.mask, "true")
+    )
+    if spec.sink is not None:
+        yield f"  sink      {_text(spec.sink, '')}"
+    if not isinstance(spec.epilogue, Atom):
+        yield f"  epilogue  {_text(spec.epilogue, 'o')}"
+    for p in spec.params:
+        bounds = "".join(f" {sign} {v}" for sign, v in ((">=", p.minimum), ("<=", p.maximum)) if v is not None)
+        yield f"  param     {p.name}: {p.type}{bounds}" + ("" if p.default is None else f" = {p.default}")
+    for t in spec.tensors:
+        yield f"  tensor    {t.name}: {t.dtype}[{', '.join(map(str, t.dims))}]" + (" sorted" if t.sorted else "")
+
+
+def _mask(form: MaskForm) -> Iterator[str]:
+    if form.is_full:
+        yield "mask form: full; no tile is masked except past the end of the keys"
+        return
+    clauses = "1 interval" if len(form.clauses) == 1 else f"the union of {len(form.clauses)} intervals"
+    yield f"mask form: {clauses} of keys for each row" + (", exact" if form.is_exact else "")
+    for i, c in enumerate(form.clauses, 1):
+        mark = f"{i}. " if len(form.clauses) > 1 else ""
+        rows = f"rows with {_text(c.rows, '')}: " if c.rows is not None else ""
+        yield f"  {mark}{rows}{_text(c.lower, '0')} <= kv_idx < {_text(c.upper, 'seqlen_kv')}"
+        if c.residual is not None:
+            yield f"     and, element by element: {_text(c.residual, '')}"
+    for b, i in zip(form.bounds, range(1, len(form.bounds) + 1), strict=True):
+        mark = f" of {i}" if len(form.clauses) > 1 else ""
+        yield f"  live tiles{mark}: keys {_text(b.lower_min, '0')} up to {_text(b.upper_max, '')}"
+        if isinstance(b.upper_min, Const) and b.upper_min.value == 0:
+            yield f"  full tiles{mark}: none"
+        else:
+            yield f"  full tiles{mark}: keys {_text(b.lower_max, '0')} up to {_text(b.upper_min, '')}"
+    for r in form.reasons:
+        yield f"  element-wise term `{r.term}`: {r.why}"
+        yield f"    instead: {r.mend}"
+
+
+def _choice(plans: PlanSet) -> Iterator[str]:
+    yield "plans by max(seqlen_q, seqlen_kv):"
+    low = 0
+    for p, limit in zip(plans.plans, [*plans.limits, None], strict=True):
+        where = f"{low + 1} to {limit}" if limit is not None else (f"from {low + 1}" if low else "all lengths")
+        yield f"  {where}: {p.name}"
+        low = limit or low
+
+
+def _kb(n: int) -> str:
+    return f"{n / 1024:.0f} KB" if n % 1024 == 0 or n > 10240 else f"{n} B"
+
+
+def _plan(p: KernelPlan) -> Iterator[str]:
+    c, m, s, mem = p.compute, p.mask, p.schedule, p.memory
+    yield f"plan {p.name}"
+    padded = ""
+    if (c.head_dim_qk_padded, c.head_dim_v_padded) != (c.head_dim_qk, c.head_dim_v):
+        padded = f", head dims padded to {c.head_dim_qk_padded} and {c.head_dim_v_padded} in shared memory"
+    yield f"  compute    tile_m {c.tile_m}, tile_n {c.tile_n}, {c.warpgroups} consumer warpgroups, P in registers{padded}"
+    yield f"             rescale {c.rescale.value}" + (", scores element by element" if c.has_score else "")
+    parts = [
+        name
+        for name, on in (
+            ("masked right edge", m.has_right_edge),
+            ("unmasked interior", m.has_interior),
+            ("masked left edge", m.has_left_edge),
+        )
+        if on
+    ]
+    yield f"  loop       {', '.join(parts) or 'one loop'}; walk {m.walk}; a masked tile tests {m.test}" + (
+        "; ranges of each warpgroup's own 64 rows" if m.ranges_per_warpgroup else ""
+    )
+    yield (
+        f"  smem       {_kb(mem.smem_bytes)} of {_kb(mem.smem_limit)}: "
+        + ", ".join(
+            f"{b.name} {_kb(b.bytes)}" if b.alias_of is None else f"{b.name} in {b.alias_of}" for b in mem.buffers
+        )
+        + f"; {mem.kv_stages} K/V stages"
+    )
+    split = f"S {c.tile_n // 2}, P {c.tile_n // 4}, O {c.head_dim_v_padded // 2}"
+    roles = ", ".join(f"{r.name} {r.registers}" for r in s.roles if r.name != "idle")
+    yield f"  registers  {mem.fragment_registers} of {mem.register_limit} for fragments ({split})"
+    yield f"             launch {p.launch.launch_registers}, {roles}"
+    yield f"  schedule   {p.launch.threads} threads, order {s.order}" + (
+        ", warpgroups take turns" if s.pingpong else ""
+    )
+    for q in s.pipelines:
+        yield (
+            f"  pipeline   {q.name}: {q.stages} stages of {q.buffer}, {q.stage_bytes} B each, {q.producer} to {q.consumer}, "
+            f"arrivals {q.full_arrivals} full, {q.empty_arrivals} empty"
+        )
+    yield "  barriers   " + ", ".join(f"{b.id} {b.name} ({b.threads})" for b in s.named_barriers)
+    k = p.cost
+    yield (
+        f"  full tile  MMA {k.mma_cycles:.0f}, exp {k.exp_cycles:.0f}, smem {k.smem_cycles:.0f}, "
+        f"issue {k.issue_cycles:.0f} cycles; estimated {100 * k.efficiency:.0f} % of the dense MMA rate"
+    )
+
+
+def _rejected(plans: PlanSet, everything: bool) -> Iterator[str]:
+    yield f"candidates: {len(plans.plans)} chosen, {len(plans.others)} more fit, {len(plans.rejected)} rejected"
+    if plans.others:
+        yield "  fit too: " + ", ".join(f"{p.name} ({100 * p.cost.efficiency:.0f} %)" for p in plans.others)
+    shown = plans.rejected if everything else plans.rejected[:_REJECTED_SHOWN]
+    for r in shown:
+        yield f"  rejected {r.candidate} by {r.by}: {r.why}"
+    if len(shown) < len(plans.rejected):
+        yield f"  … and {len(plans.rejected) - len(shown)} more (--all)"
