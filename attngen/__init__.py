@@ -1,0 +1,57 @@
+"""attngen: a compiler for attention. A spec in, a readable standalone CuTe-DSL kernel and a torch callable out.
+
+    attn = attngen.build("examples/causal.attn")
+    o = attn(q, k, v)
+
+Importing this package imports neither torch nor the DSL; names load when they are first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "build": "attngen.api",
+    "check": "attngen.api",
+    "compile": "attngen.api",
+    "format": "attngen.api",
+    "AttentionSpec": "attngen.ir.spec",
+    "AttnError": "attngen.diag.diagnostic",
+    "Attention": "attngen.jit.kernel",
+    "AttngenNotice": "attngen.jit.kernel",
+    "AttngenWarning": "attngen.jit.cache",
+    "KernelSource": "attngen.source",
+    "Options": "attngen.options",
+    "make_spec": "attngen.syntax",
+}
+__all__ = [*sorted(_HOME), "__version__"]
+
+if TYPE_CHECKING:
+    from attngen.api import build as build
+    from attngen.api import check as check
+    from attngen.api import compile as compile
+    from attngen.api import format as format
+    from attngen.diag.diagnostic import AttnError as AttnError
+    from attngen.ir.spec import AttentionSpec as AttentionSpec
+    from attngen.jit.cache import AttngenWarning as AttngenWarning
+    from attngen.jit.kernel import Attention as Attention
+    from attngen.jit.kernel import AttngenNotice as AttngenNotice
+    from attngen.options import Options as Options
+    from attngen.source import KernelSource as KernelSource
+    from attngen.syntax import make_spec as make_spec
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'attngen' has no attribute {name!r}")
+    import importlib
+
+    value = globals()[name] = getattr(importlib.import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from attngen.diag.codes_meaning import MEANING
 from attngen.diag.codes_names import NAMES
+from attngen.diag.codes_run import RUN
 from attngen.diag.codes_syntax import SYNTAX
 from attngen.diag.row import Code
 
@@ -16,6 +17,7 @@ _ROWS: tuple[Code, ...] = (
     *SYNTAX,
     *NAMES,
     *MEANING,
+    *RUN,
 )
 
 #: Every row by code.

@@ -1,0 +1,243 @@
+"""The stages composed: spec -> plan -> source -> callable. Nothing else is decided here."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attngen.diag.diagnostic import AttnError, Diagnostic, error
+from attngen.ir.spec import AttentionSpec
+from attngen.options import Options
+from attngen.settings import DEFAULT_TARGET, settings
+from attngen.source import KernelSource
+
+if TYPE_CHECKING:
+    from attngen.ir.plan import PlanSet
+    from attngen.jit.kernel import Attention
+
+log = logging.getLogger("attngen")
+SpecLike = AttentionSpec | str | os.PathLike[str]
+
+
+def build(
+    spec: SpecLike,
+    *,
+    name: str | None = None,
+    target: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+    **overrides: object,
+) -> Attention:
+    """Attention as `spec` says it, callable on torch tensors; see `attngen.jit.kernel.Attention` for the call.
+
+    `spec` is a path, the text of a spec (a string with a newline or a brace is text, any other string a path), or an
+    AttentionSpec. `name` picks one attention block of a file (default: the last). `overrides` are the fields of
+    `attngen.options.Options`: head_dim=64, dtype="fp16", tile="128x128", …
+
+    With a GPU of the target's kind the kernel is compiled and loaded now, every tile plan of it; from the second time
+    on it comes from the cache (`cache_dir`, else ATTNGEN_CACHE_DIR, else the user's cache folder). Without one, nothing is
+    compiled until a CUDA tensor arrives, and CPU tensors run the blockwise reference.
+    `progress(what, done, total)` is called while plans compile.
+
+    Raises: AttnError E01xx-E03xx (the spec), E04xx (no plan serves it, with the reasons), E05xx (this machine).
+    """
+    from attngen.jit.cache import KernelCache
+
+    options = Options.parse({**overrides, "target": target})
+    resolved = resolve(spec, name, options)
+    chosen = _target(resolved, options)
+    found = settings()
+    root = Path(cache_dir).expanduser().absolute() if cache_dir is not None else found.cache_dir
+    cache = KernelCache(root, persistent=found.use_cache or cache_dir is not None)
+    attention = _attention(resolved, chosen, cache, progress)
+    if _has_gpu(chosen):
+        attention.compile()
+    return attention
+
+
+def compile(spec: SpecLike, *, target: str | None = None, name: str | None = None, **overrides: object) -> KernelSource:
+    """The generated kernel file of `spec`: `.text`, `.kernel_id`, `.write(path)`. Needs no GPU, torch or DSL.
+
+    Takes `spec`, `name` and `overrides` as `build` does. Raises: AttnError E01xx-E04xx.
+    """
+    options = Options.parse({**overrides, "target": target})
+    resolved = resolve(spec, name, options)
+    return _dumped(_emit(_plan(resolved, _target(resolved, options))))
+
+
+def check(spec: SpecLike) -> list[Diagnostic]:
+    """Every fault of a spec's text (syntax, names, types, meaning), in order; empty if there is none."""
+    from attngen.syntax import check_text
+
+    if isinstance(spec, AttentionSpec):
+        return []
+    try:
+        return list(check_text(_source(spec)))
+    except AttnError as faults:
+        return list(faults.diagnostics)
+
+
+def format(text: str) -> str:
+    """The canonical spelling of a spec's text, comments kept. Idempotent. Raises: AttnError E01xx."""
+    from attngen.syntax import format_text
+
+    return str(format_text(text))
+
+
+def explain(spec: SpecLike, *, target: str | None = None, name: str | None = None, **overrides: object) -> str:
+    """The plan of `spec`, its budgets, and the candidates that were rejected, as text."""
+    options = Options.parse({**overrides, "target": target})
+    resolved = resolve(spec, name, options)
+    return explain_plan(_plan(resolved, _target(resolved, options)))
+
+
+def resolve(spec: SpecLike, name: str | None, options: Options) -> AttentionSpec:
+    """The spec with every override applied."""
+    if isinstance(spec, AttentionSpec):
+        resolved = _override(spec, options)
+        if name is not None and name != spec.name:
+            raise error("E0504", f"the spec is `{spec.name}`, not `{name}`", helps=("leave `name` out",))
+    else:
+        from attngen.syntax import load_spec
+
+        resolved = load_spec(_source(spec), name=name, overrides=options.language())
+    changes = options.schedule()
+    return resolved.replace(schedule=resolved.schedule.replace(**changes)) if changes else resolved
+
+
+def explain_plan(plan_set: PlanSet) -> str:
+    """A PlanSet as text."""
+    from attngen.plan_text import describe
+
+    return describe(plan_set)
+
+
+def is_text(spec: str) -> bool:
+    """The rule that tells a spec's text from a path: text has a newline or a brace."""
+    return "\n" in spec or "{" in spec
+
+
+def _source(spec: str | os.PathLike[str]) -> str | Path:
+    """Spec text, or the path of a file that exists."""
+    if not isinstance(spec, str | os.PathLike):
+        raise error(
+            "E0504",
+            f"a spec is a path, a text or an AttentionSpec, found {type(spec).__name__}",
+            helps=("pass the path of a .attn file",),
+        )
+    if isinstance(spec, str) and is_text(spec):
+        return spec
+    path = Path(spec).expanduser()
+    try:
+        if path.is_file():
+            return path
+        folder = path.is_dir()
+    except (OSError, ValueError):
+        folder = False
+    what = f"`{path}` is a folder" if folder else f"there is no file `{path}`"
+    beside = sorted(p.name for p in path.parent.glob("*.attn")) if path.parent.is_dir() else []
+    close = get_close_matches(path.name, beside, n=1)
+    raise error(
+        "E0504",
+        what,
+        notes=("a string without a newline or a brace is read as a path",),
+        helps=(f"did you mean `{path.parent / close[0]}`?" if close else f"paths are relative to {Path.cwd()}",),
+    )
+
+
+def _override(spec: AttentionSpec, options: Options) -> AttentionSpec:
+    """Apply the language-level overrides to a spec that is already resolved, keeping its default scale a default."""
+    changes = options.language()
+    if not changes:
+        return spec
+    from attngen.ir.expr import const
+    from attngen.ir.types import DType, Layout
+
+    fields: dict[str, object] = {}
+    if "head_dim" in changes:
+        fields = {"head_dim_qk": changes["head_dim"], "head_dim_v": changes["head_dim"]}
+        if spec.scale == const(spec.head_dim_qk**-0.5) or spec.scale == const(1 / spec.head_dim_qk**0.5):
+            fields["scale"] = const(float(options.head_dim or 1) ** -0.5)
+    if "head_dim_v" in changes:
+        fields["head_dim_v"] = changes["head_dim_v"]
+    if "dtype" in changes:
+        fields["dtype"] = DType(str(changes["dtype"]))
+    if "layout" in changes:
+        fields["layout"] = Layout(str(changes["layout"]))
+    return spec.replace(**fields)
+
+
+def _target(spec: AttentionSpec, options: Options) -> str:
+    return options.target or settings().target or (spec.targets[0] if spec.targets else DEFAULT_TARGET)
+
+
+def _plan(spec: AttentionSpec, target: str) -> PlanSet:
+    from attngen.search import plan
+
+    return plan(spec, target)
+
+
+def _emit(plan_set: PlanSet) -> KernelSource:
+    from attngen.emit.module import emit
+
+    return emit(plan_set)
+
+
+def _dumped(source: KernelSource) -> KernelSource:
+    """Leave a copy in ATTNGEN_DUMP_DIR, if it is set."""
+    folder = settings().dump_dir
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            source.write(folder / f"{source.kernel_id}.py", force=True)
+        except (OSError, AttnError) as failure:
+            log.warning("cannot dump the kernel into %s: %s", folder, failure)
+    return source
+
+
+def _attention(
+    spec: AttentionSpec, target: str, cache: Any, progress: Callable[[str, int, int], None] | None = None
+) -> Attention:
+    from attngen.jit.kernel import Attention, portable_json
+
+    plan_set = _plan(spec, target)
+    return Attention(
+        spec,
+        _dumped(_emit(plan_set)),
+        target,
+        cache,
+        plan=lambda: plan_set,
+        explain=explain_plan,
+        rebuild=lambda other: _twin(other, target, cache),
+        recipe=(_rebuild, (portable_json(spec), target, str(cache.root) if cache.persistent else None)),
+        progress=progress,
+    )
+
+
+def _twin(spec: AttentionSpec, target: str, cache: Any) -> Attention:
+    attention = _attention(spec, target, cache)
+    return attention.compile() if _has_gpu(target) else attention
+
+
+def _rebuild(spec: str, target: str, root: str | None) -> Attention:
+    """Build again from a pickle: the spec travels, the kernel comes from this machine's cache or compiler."""
+    from attngen.jit.cache import KernelCache
+
+    known = root is not None and Path(root).is_dir()
+    cache = KernelCache(
+        Path(root) if known and root else settings().cache_dir, persistent=settings().use_cache or known
+    )
+    return _twin(AttentionSpec.model_validate_json(spec), target, cache)
+
+
+def _has_gpu(target: str) -> bool:
+    """Whether the current GPU runs code for `target` (another kind is an error only once tensors on it arrive)."""
+    import torch
+
+    from attngen.jit.device import capability_of
+
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == capability_of(target)

@@ -1,0 +1,245 @@
+"""What a call's tensors must be, checked slowly and explained: run on CPU calls, and on GPU calls that the kernel refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from attngen.diag.diagnostic import error
+from attngen.ir.spec import AttentionSpec, TensorDecl
+from attngen.ir.types import Layout
+from attngen.jit.named import TORCH_DTYPE, Sizes
+
+#: TMA moves 16-byte units: bases and strides are multiples of it.
+ALIGN_BYTES = 16
+_AXES = {
+    Layout.BSHD: ("batch", "seqlen", "heads", "head_dim"),
+    Layout.BHSD: ("batch", "heads", "seqlen", "head_dim"),
+}
+
+
+def axes_of(spec: AttentionSpec) -> tuple[str, ...]:
+    """Axis names of q, k, v and o in the spec's layout."""
+    return _AXES[spec.layout]
+
+
+def sizes_of(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor) -> Sizes:
+    """Extents of the known axes."""
+    batch, seqlen_q, heads_q = (q.shape[i] for i in ((0, 1, 2) if spec.layout is Layout.BSHD else (0, 2, 1)))
+    seqlen_kv, heads_kv = (k.shape[i] for i in ((1, 2) if spec.layout is Layout.BSHD else (2, 1)))
+    return {
+        "batch": batch, "heads_q": heads_q, "heads_kv": heads_kv, "seqlen_q": seqlen_q, "seqlen_kv": seqlen_kv,
+        "head_dim": spec.head_dim_qk, "head_dim_v": spec.head_dim_v,
+    }  # fmt: skip
+
+
+def validate(
+    spec: AttentionSpec,
+    q: Any,
+    k: Any,
+    v: Any,
+    tensors: dict[str, Any],
+    out: Any = None,
+    lse: Any = None,
+    *,
+    strides: bool = True,
+) -> None:
+    """Raise the AttnError that says what is wrong with the tensors of a call; return if nothing is.
+
+    Raises: E0604 (not a tensor), E0605 (device), E0606 (dtype), E0607 (rank, shape), E0608 (head counts), E0609
+    (strides), E0610 (alignment), E0616 (out, lse).
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _is_tensor(name, x)
+    dtype = TORCH_DTYPE[spec.dtype]
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _has_rank(spec, name, x)
+        _has_device(name, x, q)
+        _has_dtype(spec, name, x, dtype)
+    _shapes(spec, q, k, v)
+    sizes = sizes_of(spec, q, k)
+    if strides:
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            _has_strides(spec, name, x)
+    extents: Sizes = dict(sizes)
+    for decl in spec.tensors:
+        _captured(decl, tensors[decl.name], q, extents)
+    _outputs(spec, q, out, lse, sizes, strides)
+
+
+def normalized(x: torch.Tensor) -> torch.Tensor:
+    """The same elements, with the strides of extent-1 axes as a contiguous tensor would have them (no copy)."""
+    strides, expected = list(x.stride()), 1
+    for axis in range(x.ndim - 1, -1, -1):
+        if x.shape[axis] == 1:
+            strides[axis] = expected
+        expected = max(expected, strides[axis] * x.shape[axis])
+    return x if tuple(strides) == x.stride() else x.as_strided(x.shape, strides)
+
+
+def _is_tensor(name: str, x: object) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise error(
+            "E0604", f"`{name}` must be a torch tensor, found {type(x).__name__}", helps=(f"pass {name} as a tensor",)
+        )
+
+
+def _has_rank(spec: AttentionSpec, name: str, x: torch.Tensor) -> None:
+    axes = axes_of(spec)
+    if x.ndim != 4:
+        mend = "add a batch axis with `.unsqueeze(0)`" if x.ndim == 3 else f"give it the axes ({', '.join(axes)})"
+        raise error(
+            "E0607",
+            f"`{name}` has {x.ndim} axes {_shape(x)}, `{spec.name}` needs 4: ({', '.join(axes)})",
+            helps=(mend,),
+        )
+
+
+def _has_device(name: str, x: torch.Tensor, q: torch.Tensor) -> None:
+    if x.device != q.device:
+        raise error(
+            "E0605",
+            f"`{name}` is on {x.device}, q is on {q.device}",
+            notes=("one launch reads all its tensors from one device",),
+            helps=(f"move it: {name}.to({str(q.device)!r})",),
+        )
+
+
+def _has_dtype(spec: AttentionSpec, name: str, x: torch.Tensor, dtype: torch.dtype) -> None:
+    if x.dtype != dtype:
+        raise error(
+            "E0606",
+            f"`{name}` is {x.dtype}, `{spec.name}` takes {dtype}",
+            notes=("q, k and v share one dtype; both bfloat16 and float16 are served, each by a kernel of its own",),
+            helps=(f"convert it: {name}.to({dtype})", "or call under torch.autocast, which converts q, k and v"),
+        )
+
+
+def _shapes(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    axes = axes_of(spec)
+    for name, x, want in (("q", q, spec.head_dim_qk), ("k", k, spec.head_dim_qk), ("v", v, spec.head_dim_v)):
+        if x.shape[3] != want:
+            raise error(
+                "E0607",
+                f"`{name}` has head dimension {x.shape[3]}, `{spec.name}` is built for {want}",
+                notes=(f"shape {_shape(x)} is read as ({', '.join(axes)})",),
+                helps=(
+                    f"build with head_dim{'_v' if name == 'v' else ''}={x.shape[3]}, or check the order of the axes",
+                ),
+            )
+    seqlen, heads = axes.index("seqlen"), axes.index("heads")
+    for name, x, axis, other, o in (
+        ("k", k, 0, "q", q), ("v", v, 0, "q", q), ("v", v, seqlen, "k", k), ("v", v, heads, "k", k),
+    ):  # fmt: skip
+        if x.shape[axis] != o.shape[axis]:
+            raise error(
+                "E0607",
+                f"`{name}` has {axes[axis]} {x.shape[axis]}, {other} has {o.shape[axis]}",
+                notes=(f"{name} {_shape(x)}, {other} {_shape(o)}, axes ({', '.join(axes)})",),
+                helps=(
+                    f'make them equal; a layout with the axes in another order is chosen with layout="{_other(spec)}"',
+                ),
+            )
+    hq, hkv = q.shape[heads], k.shape[heads]
+    if hkv == 0 and hq or hkv and hq % hkv:
+        raise error(
+            "E0608",
+            f"{hq} query heads do not divide into {hkv} KV heads",
+            notes=("query head h reads KV head h // (heads_q / heads_kv)",),
+            helps=("give q a multiple of k's heads", f"axes are read as ({', '.join(axes)}); check the layout"),
+        )
+
+
+def _has_strides(spec: AttentionSpec, name: str, x: torch.Tensor) -> None:
+    axes = axes_of(spec)
+    if x.numel() == 0:
+        return
+    step = ALIGN_BYTES // x.element_size()
+    if x.shape[3] > 1 and x.stride(3) != 1:
+        raise error(
+            "E0609",
+            f"`{name}` has stride {x.stride(3)} along head_dim, which must be contiguous",
+            notes=(f"shape {_shape(x)}, strides {x.stride()}; nothing is copied behind your back",),
+            helps=(f"pass {name}.contiguous(), or make head_dim the last axis in memory",),
+        )
+    for axis in range(3):
+        stride = x.stride(axis)
+        if x.shape[axis] > 1 and (stride % step or stride < 0):
+            raise error(
+                "E0609",
+                f"`{name}` has stride {stride} along {axes[axis]}, which must be a multiple of {step} elements",
+                notes=(
+                    f"shape {_shape(x)}, strides {x.stride()}",
+                    f"TMA loads rows that start at multiples of {ALIGN_BYTES} bytes; nothing is copied behind your back",
+                ),
+                helps=(f"pass {name}.contiguous(), or pad the rows to a multiple of {step} elements and slice",),
+            )
+    if x.data_ptr() % ALIGN_BYTES:
+        raise error(
+            "E0610",
+            f"`{name}` starts {x.data_ptr() % ALIGN_BYTES} bytes past a multiple of {ALIGN_BYTES} bytes",
+            notes=(f"storage offset {x.storage_offset()} elements; TMA needs a {ALIGN_BYTES}-byte aligned base",),
+            helps=(f"pass {name}.clone(), or slice at a multiple of {step} elements",),
+        )
+
+
+def _captured(decl: TensorDecl, x: Any, q: torch.Tensor, extents: Sizes) -> None:
+    declared = f"{decl.name}: {decl.dtype.value}[{', '.join(map(str, decl.dims))}]"
+    _is_tensor(decl.name, x)
+    _has_device(decl.name, x, q)
+    if x.dtype != TORCH_DTYPE[decl.dtype]:
+        raise error(
+            "E0606",
+            f"`{decl.name}` is {x.dtype}, the spec declares `{declared}`",
+            helps=(f"convert it: {decl.name}.to({TORCH_DTYPE[decl.dtype]})",),
+        )
+    if x.ndim != len(decl.dims):
+        raise error(
+            "E0607",
+            f"`{decl.name}` has {x.ndim} axes {_shape(x)}, the spec declares `{declared}`",
+            helps=("reshape it; an axis of extent 1 is broadcast",),
+        )
+    for axis, (dim, extent) in enumerate(zip(decl.dims, x.shape, strict=True)):
+        want = dim if isinstance(dim, int) else extents.setdefault(dim, extent)
+        if extent != want and extent != 1:
+            raise error(
+                "E0607",
+                f"`{decl.name}` has extent {extent} along {dim} (axis {axis}), which is {want} in this call",
+                notes=(f"the spec declares `{declared}`, found {_shape(x)}",),
+                helps=(f"give the axis extent {want}, or 1 to broadcast",),
+            )
+
+
+def _outputs(spec: AttentionSpec, q: torch.Tensor, out: Any, lse: Any, sizes: Sizes, strides: bool) -> None:
+    shape = (*q.shape[:3], spec.head_dim_v)
+    dtype = TORCH_DTYPE[spec.out_dtype or spec.dtype]
+    rows = (sizes["batch"], sizes["heads_q"], sizes["seqlen_q"])
+    for name, x, want, kind in (("out", out, shape, dtype), ("lse", lse, rows, torch.float32)):
+        if x is None:
+            continue
+        if not isinstance(x, torch.Tensor) or tuple(x.shape) != want or x.dtype != kind or x.device != q.device:
+            found = f"{x.dtype} {_shape(x)} on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
+            raise error(
+                "E0616",
+                f"`{name}` must be {kind} {want} on {q.device}, found {found}",
+                helps=(
+                    f"allocate it with torch.empty({want}, dtype={kind}, device={str(q.device)!r}), or leave it out",
+                ),
+            )
+        if any(s == 0 and n > 1 for s, n in zip(x.stride(), x.shape, strict=True)):
+            raise error(
+                "E0616",
+                f"`{name}` is an expanded tensor: several results would be written to one element",
+                helps=(f"allocate {name} with its full shape",),
+            )
+        if name == "out" and strides:
+            _has_strides(spec, name, x)
+
+
+def _shape(x: torch.Tensor) -> tuple[int, ...]:
+    return tuple(x.shape)
+
+
+def _other(spec: AttentionSpec) -> str:
+    return (Layout.BHSD if spec.layout is Layout.BSHD else Layout.BSHD).value

@@ -1,0 +1,92 @@
+"""Per-GPU state of the launch path: SM count, tile counters, scratch for an LSE that nobody asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from attngen.diag.diagnostic import error
+
+#: Tile counters of a device that exist before any graph is captured; 128 bytes apart, so that none share a cache line.
+COUNTERS = 1024
+_SPACING = 32
+#: An LSE of up to this many elements is written to a scratch tensor when the caller does not want it.
+SCRATCH_ELEMS = 1 << 22
+
+
+class DeviceState:
+    """What launches on one GPU share.
+
+    A launch in flight owns a tile counter: an int32 that is zero before the launch and that the kernel leaves at zero.
+    Launches of one stream run one after the other, so there is one counter a stream; a call that is captured into a
+    CUDA graph gets one of its own, since the graph may be replayed on any stream beside later eager calls.
+    """
+
+    def __init__(self, index: int, sm_count: int) -> None:
+        self.index = index
+        self.device = torch.device("cuda", index) if index >= 0 else torch.device("cpu")
+        self.sm_count = sm_count
+        self.counters: dict[int, Any] = {}
+        self.scratch: dict[int, Any] = {}
+        self._pool: Any = None
+        self._used = 0
+
+    def prepare(self) -> None:
+        """Allocate the counters, outside any capture: memory of a graph's pool would not outlive the graph."""
+        if self._pool is None:
+            self._pool = torch.zeros(COUNTERS * _SPACING, dtype=torch.int32, device=self.device)
+            if self.device.type == "cuda":
+                torch.cuda.current_stream(self.device).synchronize()  # zero for every stream that uses it later
+
+    def counter(self, stream: int) -> Any:
+        """The counter of a raw stream, made at the stream's first launch."""
+        self.prepare()
+        counter = self.counters[stream] = self._take()
+        return counter
+
+    def captured_counter(self) -> Any:
+        """A counter for one call that is being captured."""
+        if self._pool is None:
+            return torch.zeros(1, dtype=torch.int32, device=self.device)  # zeroed again by every replay
+        return self._take()
+
+    def _take(self) -> Any:
+        if self._used < COUNTERS:
+            at = self._used * _SPACING
+            self._used += 1
+            return self._pool[at : at + 1]
+        return torch.zeros(1, dtype=torch.int32, device=self.device)
+
+
+_states: dict[int, DeviceState] = {}
+
+
+def state_of(index: int) -> DeviceState:
+    """The shared state of GPU `index`."""
+    found = _states.get(index)
+    if found is None:
+        found = _states[index] = DeviceState(index, torch.cuda.get_device_properties(index).multi_processor_count)
+    return found
+
+
+def capability_of(target: str) -> tuple[int, int]:
+    """Compute capability that a target's code runs on: (9, 0) for `sm_90a`."""
+    digits = "".join(c for c in target if c.isdigit())
+    return int(digits[:-1]), int(digits[-1])
+
+
+def require_target(index: int, target: str, name: str) -> None:
+    """Raise AttnError E0516 unless GPU `index` runs code for `target`."""
+    have, need = torch.cuda.get_device_capability(index), capability_of(target)
+    if have == need:
+        return
+    raise error(
+        "E0516",
+        f"`{name}` is compiled for {target}, and cuda:{index} ({torch.cuda.get_device_name(index)}) is sm_{have[0]}{have[1]}",
+        notes=(f"machine code for {target} runs on compute capability {need[0]}.{need[1]} only",),
+        helps=(
+            f"move the tensors to a GPU of compute capability {need[0]}.{need[1]}, or build with a target that this GPU serves",
+            "CPU tensors run the reference on any machine",
+        ),
+    )

@@ -1,0 +1,108 @@
+"""torch operators around compiled attention: one opaque node for torch.compile, FakeTensor tracing and export.
+
+`attngen::forward` returns new (o, lse); `attngen::forward_out` writes given ones. A handle (content hash of spec,
+source and target) names the Attention; int and bool params travel as SymInts, float params as floats.
+Registered with torch.library.Library: a `custom_op` costs 23 us a call, these 3 us, and the eager path skips them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from attngen.diag.diagnostic import error
+
+if TYPE_CHECKING:
+    from attngen.jit.kernel import Attention
+
+_ARGS = "str handle, Tensor q, Tensor k, Tensor v, Tensor[] tensors, SymInt[] ints, float[] floats, float? scale"
+_attentions: dict[str, Attention] = {}
+_library: Any = torch.library.Library("attngen", "DEF")  # type: ignore[no-untyped-call]
+#: The kernels read the strides they were traced with: inductor must not change the inputs' layout.
+_TAGS = (getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order), torch.Tag.pt2_compliant_tag)
+
+
+def register(attention: Attention) -> str:
+    """Make an Attention callable by handle from the operators. Equal content gives equal handles, in every process."""
+    handle = attention.handle
+    _attentions.setdefault(handle, attention)
+    return handle
+
+
+def _find(handle: str) -> Attention:
+    found = _attentions.get(handle)
+    if found is None:
+        raise error(
+            "E0617",
+            f"no attention with the handle {handle} was built in this process",
+            notes=("a compiled graph of another process, or of an exported program, names it",),
+            helps=("call attngen.build with the same spec and options first",),
+        )
+    return found
+
+
+def _forward(
+    handle: str, q: Any, k: Any, v: Any, tensors: list[Any], ints: list[int], floats: list[float], scale: float | None
+) -> tuple[Any, Any]:
+    return _find(handle).run_op(q, k, v, tensors, ints, floats, scale, None, None)
+
+
+def _forward_out(
+    handle: str,
+    q: Any,
+    k: Any,
+    v: Any,
+    tensors: list[Any],
+    ints: list[int],
+    floats: list[float],
+    scale: float | None,
+    out: Any,
+    lse: Any,
+) -> None:
+    _find(handle).run_op(q, k, v, tensors, ints, floats, scale, out, lse)
+
+
+def _fake_forward(
+    handle: str, q: Any, k: Any, v: Any, tensors: list[Any], ints: list[Any], floats: list[float], scale: float | None
+) -> tuple[Any, Any]:
+    o_shape, o_dtype, lse_shape = _find(handle).output_shapes(q)
+    return q.new_empty(o_shape, dtype=o_dtype), q.new_empty(lse_shape, dtype=torch.float32)
+
+
+def _fake_forward_out(*_: Any) -> None:
+    return None
+
+
+def _refuse_gradients(name: str) -> Any:
+    """The Autograd kernel: an error where a gradient would be lost, else the operator itself."""
+    op = getattr(torch.ops.attngen, name).default
+
+    def autograd(handle: str, q: Any, k: Any, v: Any, tensors: list[Any], *rest: Any) -> Any:
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *tensors)):
+            raise needs_gradients(_find(handle).spec.name)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(handle, q, k, v, tensors, *rest)
+
+    return autograd
+
+
+def needs_gradients(name: str) -> Exception:
+    """E0611."""
+    return error(
+        "E0611",
+        f"`{name}` was called with tensors that require gradients, and it has no backward kernel yet",
+        notes=("a result without gradients would train nothing, silently",),
+        helps=("call it under torch.no_grad() or torch.inference_mode(), or pass tensors that were .detach()ed",),
+    )
+
+
+for _name, _impl, _fake, _schema in (
+    ("forward", _forward, _fake_forward, f"({_ARGS}) -> (Tensor, Tensor)"),
+    ("forward_out", _forward_out, _fake_forward_out, f"({_ARGS}, Tensor(a!) out, Tensor(b!) lse) -> ()"),
+):
+    _library.define(_name + _schema, tags=_TAGS)
+    for _key in ("CPU", "CUDA"):
+        _library.impl(_name, _impl, _key)
+    torch.library.register_fake(f"attngen::{_name}", _fake, lib=_library)
+    _library.impl(_name, _refuse_gradients(_name), "Autograd")
