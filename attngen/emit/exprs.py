@@ -1,0 +1,201 @@
+"""Expressions as text: CuTe-DSL for the kernel, torch for its self-check. The only place that spells them."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Iterable
+
+from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, rewrite, walk
+from attngen.ir.functions import FUNCTIONS, apply
+from attngen.ir.types import Type
+
+#: Words that the generated file defines or that Python and the DSL give a meaning; a spec's name that is one of them gets a
+#: trailing underscore in the kernel.
+KERNEL_WORDS = frozenset(
+    """
+    at b batch c copy cpasync cuda cute cutlass d device dim dims e epilogue exp exp2 fma floor floor_div floor_mod gemm
+    h h_kv heads_kv heads_q i index inside j k keep kv_0 kv_idx limits load log log2 lse m_block main math n_block o options
+    p pack phase plan q q_hi q_idx q_lo q_pos r ref rings row s score select self seqlen_kv seqlen_q sigmoid sink slot
+    softmax_scale softplus sqrt state stream sys t tanh tile tile_counter tile_m tile_n torch turn v w wg workers absolute
+    warp warpgroup arith stages hint tma_q tma_k tma_v tma_o bars rings mma_qk mma_pv storage threads group_heads m_blocks
+    """.split()
+)
+
+#: Binding strengths of Python's operators, for parentheses.
+_OR, _AND, _COMPARE, _BITOR, _BITAND, _SUM, _PRODUCT, _UNARY, _CALL = 1, 2, 4, 5, 7, 9, 10, 11, 13
+_INFIX = {
+    "or": ("|", _BITOR), "and": ("&", _BITAND),
+    "lt": ("<", _COMPARE), "le": ("<=", _COMPARE), "gt": (">", _COMPARE), "ge": (">=", _COMPARE),
+    "eq": ("==", _COMPARE), "ne": ("!=", _COMPARE),
+    "add": ("+", _SUM), "sub": ("-", _SUM), "mul": ("*", _PRODUCT), "div": ("/", _PRODUCT),
+}  # fmt: skip
+
+_CUTE_CALLS: dict[str, str] = {
+    "floordiv": "floor_div", "mod": "floor_mod", "exp": "exp", "log": "log", "log2": "log2", "sqrt": "sqrt",
+    "tanh": "tanh", "sigmoid": "sigmoid", "softplus": "softplus", "floor": "floor", "where": "select",
+    "int": "Int32", "float": "Float32", "abs": "absolute",
+}  # fmt: skip
+_TORCH_CALLS: dict[str, str] = {
+    "floordiv": "floor_div", "mod": "torch.remainder", "exp": "torch.exp", "log": "torch.log", "log2": "torch.log2",
+    "sqrt": "torch.sqrt", "tanh": "torch.tanh", "sigmoid": "torch.sigmoid", "softplus": "torch.nn.functional.softplus",
+    "floor": "torch.floor", "where": "torch.where", "abs": "torch.abs", "min": "torch.minimum", "max": "torch.maximum",
+}  # fmt: skip
+
+
+#: First character of the name of a part of an expression (see straight.py); no spec can write it.
+PART = "%"
+
+
+def part_name(name: str) -> str:
+    """The word in the kernel of part `%3`."""
+    return f"part_{name.removeprefix(PART)}"
+
+
+def safe_name(name: str) -> str:
+    """The name that a spec's param or tensor has in the kernel."""
+    if name.startswith("part_"):
+        return f"{name}_"
+    return f"{name}_" if keyword.iskeyword(name) or name in KERNEL_WORDS or name.endswith("_") else name
+
+
+class CutePrinter:
+    """CuTe-DSL text of an expression; collects the helpers it calls in `used`."""
+
+    def __init__(self) -> None:
+        self.used: set[str] = set()
+
+    def text(self, e: Expr) -> str:
+        """The whole expression, lowered."""
+        return self.plain(self.lowered(e))
+
+    def lowered(self, e: Expr) -> Expr:
+        """What `text` prints."""
+        return lower(e)
+
+    def plain(self, e: Expr) -> str:
+        """An expression that is lowered already."""
+        return self._print(e)[0]
+
+    def _print(self, e: Expr) -> tuple[str, int]:
+        if isinstance(e, Const):
+            return _literal(e), _UNARY if e.value < 0 else _CALL
+        if isinstance(e, Atom):
+            return e.name, _CALL
+        if isinstance(e, Param):
+            return part_name(e.name) if e.name.startswith(PART) else safe_name(e.name), _CALL
+        if isinstance(e, Load):
+            self.used.add("at")
+            indices = ", ".join(self._print(i)[0] for i in e.indices) or "0"
+            loaded = f"at({safe_name(e.tensor)}, {indices})"
+            if e.type is Type.BOOL:
+                return f"({loaded} != 0)", _CALL
+            return (f"Float32({loaded})", _CALL) if e.type is Type.FLOAT else (loaded, _CALL)
+        return self._apply(e)
+
+    def _apply(self, e: Apply) -> tuple[str, int]:
+        args = [self._print(a) for a in e.args]
+        if e.fn in _INFIX:
+            return _infix(e.fn, args)
+        if e.fn == "neg":
+            return f"-{_wrap(args[0], _UNARY)}", _UNARY
+        if e.fn == "not":
+            return f"~{_wrap(args[0], _UNARY)}", _UNARY
+        texts = [a[0] for a in args]
+        if e.fn in ("min", "max"):
+            return f"{self._minmax(e.fn, e.type)}({', '.join(texts)})", _CALL
+        if e.fn == "clamp":
+            return f"{self._minmax('min', e.type)}({self._minmax('max', e.type)}({texts[0]}, {texts[1]}), {texts[2]})", _CALL
+        call = _CUTE_CALLS[e.fn]
+        self.used.add(call)
+        return f"{call}({', '.join(texts)})", _CALL
+
+    @staticmethod
+    def _minmax(which: str, kind: Type) -> str:
+        return f"cute.arch.f{which}" if kind is Type.FLOAT else f"cutlass.{which}"
+
+
+class TorchPrinter(CutePrinter):
+    """Torch text (float64 and int64 tensors, broadcasting) for the self-check."""
+
+    def lowered(self, e: Expr) -> Expr:
+        return e
+
+    def _print(self, e: Expr) -> tuple[str, int]:
+        if isinstance(e, Load):
+            indices = ", ".join(self._print(i)[0] for i in e.indices)
+            loaded = f"{safe_name(e.tensor)}[{indices}]" if indices else safe_name(e.tensor)
+            return (f"{loaded}.double()", _CALL) if e.type is Type.FLOAT else (loaded, _CALL)
+        return super()._print(e)
+
+    def _apply(self, e: Apply) -> tuple[str, int]:
+        args = [self._print(a)[0] for a in e.args]
+        if e.fn in ("int", "float"):
+            return f"as_tensor({args[0]}).{'long' if e.fn == 'int' else 'double'}()", _CALL
+        if e.fn == "clamp":
+            low, high = (f"as_tensor({a})" for a in args[1:])
+            return f"torch.minimum(torch.maximum(as_tensor({args[0]}), {low}), {high})", _CALL
+        if e.fn in _TORCH_CALLS:
+            wrapped = [f"as_tensor({a})" if isinstance(x, Const | Param) else a for a, x in zip(args, e.args, strict=True)]
+            return f"{_TORCH_CALLS[e.fn]}({', '.join(wrapped)})", _CALL
+        return super()._apply(e)
+
+
+def _literal(e: Const) -> str:
+    if isinstance(e.value, float):
+        if e.value in (float("inf"), -float("inf")):
+            return "-NEG_INF" if e.value > 0 else "NEG_INF"
+        return repr(e.value)
+    return repr(e.value)
+
+
+def _wrap(part: tuple[str, int], least: int) -> str:
+    text, strength = part
+    return text if strength >= least else f"({text})"
+
+
+def _infix(fn: str, args: list[tuple[str, int]]) -> tuple[str, int]:
+    operator, strength = _INFIX[fn]
+    # comparisons do not chain, and `a - (b + c)` keeps its parentheses: the right side must bind tighter
+    left = _wrap(args[0], strength + (strength == _COMPARE))
+    return f"{left} {operator} {_wrap(args[1], strength + 1)}", strength
+
+
+def lower(e: Expr) -> Expr:
+    """Rewrites that make a kernel's expression cheaper without changing it.
+
+    `float(a ± b)` becomes `float(a) ± float(b)` so that the part that does not move with the column is converted once a row
+    (I2F runs at the rate of MUFU). Exact while positions stay below 2**24, where fp32 holds every integer.
+    """
+
+    def split(n: Expr) -> Expr:
+        if isinstance(n, Apply) and n.fn == "float" and isinstance(n.args[0], Apply):
+            inner = n.args[0]
+            if inner.fn in ("add", "sub", "neg"):
+                parts = [split(apply("float", a)) for a in inner.args]
+                return apply(inner.fn, *parts)
+        return n
+
+    return rewrite(e, split)
+
+
+def bindings(exprs: Iterable[Expr], given: frozenset[str]) -> tuple[str, ...]:
+    """Lines `name = value` for every atom, param and tensor that `exprs` read and the method's arguments do not give."""
+    atoms: set[str] = set()
+    names: set[str] = set()
+    for e in exprs:
+        for n in walk(e):
+            if isinstance(n, Atom):
+                atoms.add(n.name)
+            elif isinstance(n, Param) and not n.name.startswith(PART):
+                names.add(safe_name(n.name))
+            elif isinstance(n, Load):
+                names.add(safe_name(n.tensor))
+    lines = [f"{a} = p.{a}" for a in ("seqlen_q", "seqlen_kv", "heads_q", "heads_kv", "batch") if a in atoms - given]
+    if "h_kv" in atoms - given:
+        lines.append("h_kv = h // p.qhead_per_kvhead")
+    if "q_pos" in atoms - given:
+        lines.append("q_pos = q_idx + p.seqlen_kv - p.seqlen_q")
+    return (*lines, *(f"{n} = p.{n}" for n in sorted(names)))
+
+
+assert set(_CUTE_CALLS) | set(_INFIX) | {"neg", "not", "min", "max", "clamp"} == set(FUNCTIONS)

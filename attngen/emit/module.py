@@ -1,0 +1,81 @@
+"""emit: a PlanSet becomes the text of one standalone kernel file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from attngen.emit.env import environment, tidy
+from attngen.emit.view import kernel_view
+from attngen.ir.expr import Const
+from attngen.ir.plan import KernelPlan, PlanSet
+from attngen.source import KernelSource, body_sha256
+from attngen.verify.source import verify_source
+
+#: Moves only when generated text moves in a way that may change meaning or speed.
+CODEGEN = 1
+_UNHASHED = "0" * 64
+
+
+def emit(plan_set: PlanSet) -> KernelSource:
+    """Render `plan_set`. Same input, same bytes: no clock, no path, no order that a hash decides.
+
+    Raises: verify.source.SourceError where the text breaks its own plan (a bug in a template).
+    """
+    kernel_id = kernel_id_of(plan_set)
+    meta = meta_of(plan_set, kernel_id)
+    view = kernel_view(plan_set, kernel_id, meta)
+    text = tidy(environment().get_template("kernel/fwd_sm90.py.jinja").render(view=view))
+    text = text.replace(_UNHASHED, body_sha256(text), 1)
+    verify_source(text, plan_set)
+    return KernelSource(text=text, kernel_id=kernel_id, sha256=hashlib.sha256(text.encode()).hexdigest())
+
+
+def kernel_id_of(plan_set: PlanSet) -> str:
+    """Stable name: spec, target, and a hash of everything that the text depends on."""
+    facts = [plan_set.spec.model_dump(mode="json"), [p.model_dump(mode="json") for p in plan_set.plans], plan_set.limits, CODEGEN]
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{plan_set.spec.name}_fwd_{plan_set.target.removesuffix('a')}_{digest}"
+
+
+def meta_of(plan_set: PlanSet, kernel_id: str) -> dict[str, Any]:
+    """ATTN_META: what tools and the callable need to know, plain literals only."""
+    spec = plan_set.spec
+    described = spec.replace(doc=None).model_dump_json()
+    return {
+        "kernel_id": kernel_id,
+        "name": spec.name,
+        "direction": "forward",
+        "target": plan_set.target,
+        "codegen": CODEGEN,
+        "spec_sha256": hashlib.sha256(described.encode()).hexdigest(),
+        "body_sha256": _UNHASHED,
+        "layout": spec.layout.value,
+        "dtype": spec.dtype.value,
+        "out_dtype": (spec.out_dtype or spec.dtype).value,
+        "head_dim_qk": spec.head_dim_qk,
+        "head_dim_v": spec.head_dim_v,
+        "scale": spec.scale.value if isinstance(spec.scale, Const) else None,
+        "has_sink": spec.sink is not None,
+        "params": [
+            {"name": p.name, "type": p.type.value, "default": p.default, "minimum": p.minimum, "maximum": p.maximum}
+            for p in spec.params
+        ],
+        "tensors": [{"name": t.name, "dtype": t.dtype.value, "dims": list(t.dims)} for t in spec.tensors],
+        "plans": [_plan_meta(p) for p in plan_set.plans],
+        "limits": list(plan_set.limits),
+    }
+
+
+def _plan_meta(p: KernelPlan) -> dict[str, Any]:
+    return {
+        "name": p.name,
+        "tile_m": p.compute.tile_m,
+        "tile_n": p.compute.tile_n,
+        "kv_stages": p.memory.kv_stages,
+        "threads": p.launch.threads,
+        "smem_bytes": p.memory.smem_bytes,
+    }
+
+

@@ -1,0 +1,71 @@
+"""Straight-line form: shared and overlong subexpressions get names, so that emitted lines stay short and say things once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from attngen.emit.exprs import PART, CutePrinter, bindings, part_name
+from attngen.ir.expr import Apply, Expr, Load, Param, children, params_of, rewrite, walk
+
+#: Text wider than this is split.
+WIDTH = 84
+#: A shared subexpression of at least this many nodes gets a name; smaller ones read better in place.
+SHARED_NODES = 5
+
+
+def _size(e: Expr) -> int:
+    return sum(1 for _ in walk(e))
+
+
+def straight_line(
+    printer: CutePrinter, exprs: Sequence[Expr], given: frozenset[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Lines `name = value` to put first, and one text for each of `exprs`."""
+    results = [printer.lowered(e) for e in exprs]
+    parts: dict[str, Expr] = {}
+
+    def name(part: Expr) -> None:
+        fresh = Param(type=part.type, name=f"{PART}{len(parts) + 1}")
+
+        def put(e: Expr) -> Expr:
+            return rewrite(e, lambda n: fresh if n == part else n)
+
+        results[:] = [put(e) for e in results]
+        parts.update({word: put(e) for word, e in parts.items()})
+        parts[fresh.name] = part
+
+    while shared := _shared([*results, *parts.values()]):
+        name(shared)
+    while wide := _wide(printer, [*results, *parts.values()]):
+        name(wide)
+    lines: list[str] = []
+
+    def place(word: str) -> None:
+        for inner in params_of(parts[word]):
+            if inner in waiting:
+                waiting.remove(inner)
+                place(inner)
+        lines.append(f"{part_name(word)} = {printer.plain(parts[word])}")
+
+    waiting = list(parts)
+    while waiting:
+        place(waiting.pop(0))
+    return (*bindings([*parts.values(), *results], given), *lines), tuple(printer.plain(e) for e in results)
+
+
+def _shared(work: Sequence[Expr]) -> Expr | None:
+    """The largest subexpression that occurs more than once."""
+    seen: Counter[Expr] = Counter(n for e in work for n in walk(e) if isinstance(n, Apply | Load))
+    repeated = [n for n, count in seen.items() if count > 1 and _size(n) >= SHARED_NODES]
+    return max(repeated, key=_size, default=None)
+
+
+def _wide(printer: CutePrinter, work: Sequence[Expr]) -> Expr | None:
+    """A subexpression whose naming shortens the first overlong text: the largest one that itself fits a line."""
+    for e in work:
+        if len(printer.plain(e)) > WIDTH:
+            inner = [n for n in walk(e) if n is not e and isinstance(n, Apply | Load) and len(children(n)) > 0]
+            fitting = [n for n in inner if 12 < len(printer.plain(n)) <= WIDTH]
+            return max(fitting, key=lambda n: len(printer.plain(n)), default=None)
+    return None

@@ -1,0 +1,338 @@
+"""KernelView: what templates may read. Numbers, booleans, names, one-line expressions and straight-line bindings; no code."""
+
+from __future__ import annotations
+
+import pprint
+from dataclasses import dataclass
+
+from attngen.emit.exprs import CutePrinter, safe_name
+from attngen.emit.header import docstring
+from attngen.emit.straight import straight_line
+from attngen.ir.expr import Atom, Const, Expr
+from attngen.ir.forms import MaskForm
+from attngen.ir.functions import apply
+from attngen.ir.plan import KernelPlan, PlanSet, Rescale
+from attngen.ir.spec import AttentionSpec
+from attngen.ir.types import DType, Layout, Type
+
+_ELEMENT = {DType.BF16: ("BFloat16", "bf16x2"), DType.FP16: ("Float16", "f16x2")}
+_TENSOR_TYPES = {DType.BF16: "BFloat16", DType.FP16: "Float16", DType.F32: "Float32", DType.I32: "Int32", DType.BOOL: "Uint8"}
+_ARGS = {
+    "bounds": frozenset({"b", "h", "q_lo", "q_hi"}),
+    "row": frozenset({"b", "h", "q_idx"}),
+    "pair": frozenset({"b", "h", "q_idx", "kv_idx", "s"}),
+    "output": frozenset({"o", "b", "h", "q_idx", "d"}),
+}
+
+
+@dataclass(frozen=True)
+class Clause:
+    """Expression texts of one clause."""
+
+    lower: str
+    upper: str
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Expression texts of one clause's bounds over a row tile."""
+
+    lower_min: str
+    lower_max: str
+    upper_min: str
+    upper_max: str
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A clause of the spec as text, with its value and the names it needs."""
+
+    title: str
+    value: str
+    bindings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MaskView:
+    """The mask pass's slot, spelled."""
+
+    title: str
+    is_runs: bool
+    by_limits: bool
+    has_lower: bool
+    has_right_edge: bool
+    has_interior: bool
+    has_left_edge: bool
+    per_warpgroup: bool
+    passes_left: bool
+    interior_end: str
+    lower_from_column: str
+    clauses: tuple[Bounds, ...]
+    bindings: tuple[str, ...]
+    rows: tuple[Clause, ...]
+    row_bindings: tuple[str, ...]
+    keep: str
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A run-time scalar or captured tensor of the kernel."""
+
+    name: str
+    annotation: str
+    example: str
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A symbolic extent of the compiled function."""
+
+    name: str
+    symbol: str
+
+
+@dataclass(frozen=True)
+class PlanView:
+    """The numbers of one tile plan."""
+
+    warpgroups: int
+    tile_n: int
+    kv_stages: int
+    producer_registers: int
+    consumer_registers: int
+    l2_group_bytes: int
+    wait_hint: bool
+
+
+@dataclass(frozen=True)
+class Uses:
+    """Helpers that some expression calls."""
+
+    floor_div: bool
+    floor_mod: bool
+    exp: bool
+    log: bool
+    log2: bool
+    sqrt: bool
+    tanh: bool
+    sigmoid: bool
+    softplus: bool
+    floor: bool
+    absolute: bool
+    at: bool
+
+
+@dataclass(frozen=True)
+class KernelView:
+    """Everything a template reads."""
+
+    name: str
+    docstring: str
+    summary: str
+    meta: str
+    kernel_id: str
+    target: str
+    element: str
+    packed_type: str
+    head_dim_qk: int
+    head_dim_qk_note: str
+    head_dim_v: int
+    head_dim_v_note: str
+    plans: tuple[PlanView, ...]
+    limits: str
+    uses: Uses
+    mask: MaskView
+    has_score: bool
+    score: Formula
+    has_sink: bool
+    sink: Formula
+    has_epilogue: bool
+    epilogue: Formula
+    guard: str
+    pingpong: bool
+    rescale_on_growth: bool
+    o_has_own_buffer: bool
+    o_in_q_buffer: bool
+    q_empty_arrivals: int
+    has_groups: bool
+    order_note: str
+    layout_note: str
+    layout_modes: str
+    arguments: tuple[Argument, ...]
+    arguments_text: str
+    dims: tuple[Dim, ...]
+    shape_q: str
+    shape_k: str
+    shape_v: str
+    shape_o: str
+    check: object
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _clip(text: str, width: int = 88) -> str:
+    text = _one_line(text)
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def spelled(e: Expr) -> str:
+    """The expression as the spec would say it, on one line."""
+    from attngen.syntax import print_expr
+
+    return _one_line(print_expr(e))
+
+
+def _formula(printer: CutePrinter, e: Expr | None, args: str) -> Formula:
+    if e is None:
+        return Formula("", "", ())
+    lines, (value,) = straight_line(printer, [e], _ARGS[args])
+    return Formula(_clip(spelled(e)), value, lines)
+
+
+def mask_view(printer: CutePrinter, plan: KernelPlan) -> MaskView:
+    """Spell the mask slot."""
+    mask, form = plan.mask, plan.mask.form
+    rows = tuple(_row_clause(form, i) for i in range(len(form.clauses)))
+    by_limits = mask.test == "limits"
+    lower = any(c.lower is not None for c in form.clauses)
+    bounds = [(b.lower_min, b.lower_max, b.upper_min, b.upper_max) for b in form.bounds]
+    bound_lines, bound_texts = straight_line(printer, [e for b in bounds for e in b], _ARGS["bounds"])
+    row_exprs = [e for pair in rows for e in pair] if by_limits else [form.mask]
+    row_lines, row_texts = straight_line(printer, row_exprs, _ARGS["row"] if by_limits else _ARGS["pair"])
+    return MaskView(
+        title=_clip(spelled(form.mask)),
+        is_runs=mask.walk == "runs",
+        by_limits=by_limits,
+        has_lower=lower,
+        has_right_edge=mask.has_right_edge,
+        has_interior=mask.has_interior,
+        has_left_edge=mask.has_left_edge,
+        per_warpgroup=mask.ranges_per_warpgroup,
+        passes_left=mask.ranges_per_warpgroup and lower,
+        interior_end="full_min" if mask.has_left_edge else "live_min",
+        lower_from_column="lower - kv_0" if lower else "lower",
+        clauses=tuple(Bounds(*bound_texts[i : i + 4]) for i in range(0, len(bound_texts), 4)),
+        bindings=bound_lines,
+        rows=tuple(Clause(*row_texts[i : i + 2]) for i in range(0, len(row_texts), 2)) if by_limits else (),
+        row_bindings=row_lines,
+        keep="" if by_limits else row_texts[0],
+    )
+
+
+def _row_clause(form: MaskForm, i: int) -> tuple[Expr, Expr]:
+    """[lower, upper) of one clause for a row, empty where the clause does not apply to it."""
+    c = form.clauses[i]
+    zero = Const(type=Type.INT, value=0)
+    upper = c.upper if c.upper is not None else Atom(type=Type.INT, name="seqlen_kv")
+    if c.rows is not None:
+        upper = apply("where", c.rows, upper, zero)
+    return c.lower if c.lower is not None else zero, upper
+
+
+def arguments(spec: AttentionSpec) -> tuple[tuple[Argument, ...], tuple[Dim, ...]]:
+    """Kernel arguments after the fixed ones, params first, and every symbolic extent in order of first use."""
+    dims = ["batch", "seqlen_q", "seqlen_kv", "heads_q", "heads_kv"]
+    known = {"head_dim": str(spec.head_dim_qk), "head_dim_v": str(spec.head_dim_v)}
+    args: list[Argument] = []
+    for p in spec.params:
+        kind = {Type.INT: "Int32", Type.FLOAT: "Float32", Type.BOOL: "Boolean"}[p.type]
+        args.append(Argument(safe_name(p.name), kind, f"{kind}({'True' if p.type is Type.BOOL else '1'})"))
+    for t in spec.tensors:
+        shape: list[str] = []
+        for d in t.dims:
+            if isinstance(d, int):
+                shape.append(str(d))
+            elif d in known:
+                shape.append(known[d])
+            else:
+                word = d if d in dims[:5] else f"dim_{d}"
+                if word not in dims:
+                    dims.append(word)
+                shape.append(word)
+        extents = "".join(f", {x}" for x in (shape or ["1"]))
+        args.append(Argument(safe_name(t.name), "cute.Tensor", f"plain_tensor({_TENSOR_TYPES[t.dtype]}{extents})"))
+    return tuple(args), tuple(Dim(d, repr(d.removeprefix("dim_"))) for d in dims)
+
+
+def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> KernelView:
+    """Spell a PlanSet for the templates."""
+    from attngen.emit.selfcheck import CheckView, check_view
+
+    spec, first = plan_set.spec, plan_set.plans[0]
+    c = first.compute
+    printer = CutePrinter()
+    mask = mask_view(printer, first)
+    has_sink, has_epilogue = spec.sink is not None, not isinstance(spec.epilogue, Atom)
+    score = _formula(printer, spec.score, "pair") if c.has_score else Formula("", "", ())
+    sink = _formula(printer, spec.sink, "row")
+    epilogue = _formula(printer, spec.epilogue, "output") if has_epilogue else Formula("", "", ())
+    args, dims = arguments(spec)
+    element, packed = _ELEMENT[c.dtype]
+    bshd = spec.layout is Layout.BSHD
+    own = not first.memory.o_in_q
+    check: CheckView = check_view(plan_set)
+    order = "Longest row tiles first, heads of a group side by side." if first.schedule.order == "lpt" else "Head by head, last rows first."
+
+    def shape(heads: str, length: str, columns: int) -> str:
+        middle = f"{length}, {heads}" if bshd else f"{heads}, {length}"
+        return f"batch, {middle}, {columns}"
+
+    def note(true: int, padded: int) -> str:
+        return "" if true == padded else f"  # {true}, padded to WGMMA's k step; TMA fills with zeros and clips"
+
+    return KernelView(
+        name=spec.name,
+        docstring=docstring(plan_set, kernel_id),
+        summary=f"O = softmax_kv(score(scale * Q K^T), kept where the mask holds) V for {plan_set.target}.",
+        meta=pprint.pformat(meta, sort_dicts=False, width=110),
+        kernel_id=kernel_id,
+        target=plan_set.target,
+        element=element,
+        packed_type=packed,
+        head_dim_qk=c.head_dim_qk_padded,
+        head_dim_qk_note=note(c.head_dim_qk, c.head_dim_qk_padded),
+        head_dim_v=c.head_dim_v_padded,
+        head_dim_v_note=note(c.head_dim_v, c.head_dim_v_padded),
+        plans=tuple(_plan_view(p) for p in plan_set.plans),
+        limits=repr(tuple(plan_set.limits)),
+        uses=Uses(**{f: f in printer.used for f in Uses.__dataclass_fields__}),
+        mask=mask,
+        has_score=c.has_score,
+        score=score,
+        has_sink=has_sink,
+        sink=sink,
+        has_epilogue=has_epilogue,
+        epilogue=epilogue,
+        guard="True" if c.guard_interior else "masked",
+        pingpong=first.schedule.pingpong,
+        rescale_on_growth=c.rescale is Rescale.ON_GROWTH,
+        o_has_own_buffer=own,
+        o_in_q_buffer=not own,
+        q_empty_arrivals=4 if own else 1,
+        has_groups=any(p.schedule.l2_group_bytes for p in plan_set.plans),
+        order_note=order,
+        layout_note="(batch, seqlen, heads, head_dim)" if bshd else "(batch, heads, seqlen, head_dim)",
+        layout_modes="[1, 3, 2, 0]" if bshd else "[2, 3, 1, 0]",
+        arguments=args,
+        arguments_text="".join(f", {a.name}" for a in args),
+        dims=dims,
+        shape_q=shape("heads_q", "seqlen_q", c.head_dim_qk),
+        shape_k=shape("heads_kv", "seqlen_kv", c.head_dim_qk),
+        shape_v=shape("heads_kv", "seqlen_kv", c.head_dim_v),
+        shape_o=shape("heads_q", "seqlen_q", c.head_dim_v),
+        check=check,
+    )
+
+
+def _plan_view(p: KernelPlan) -> PlanView:
+    return PlanView(
+        warpgroups=p.compute.warpgroups,
+        tile_n=p.compute.tile_n,
+        kv_stages=p.memory.kv_stages,
+        producer_registers=p.schedule.roles[0].registers,
+        consumer_registers=p.schedule.roles[-1].registers,
+        l2_group_bytes=p.schedule.l2_group_bytes,
+        wait_hint=p.schedule.wait_hint,
+    )

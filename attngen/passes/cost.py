@@ -1,0 +1,50 @@
+"""cost: cycles of one full tile by unit, and an estimate of a whole launch for ranking candidates."""
+
+from __future__ import annotations
+
+from attngen.ir.expr import Apply, walk
+from attngen.ir.plan import ComputePlan, Cost, KernelPlan, MaskPlan
+from attngen.ir.spec import AttentionSpec
+from attngen.targets import sm90
+
+#: Issue slots an element takes: scale and subtract, max, add, half a pack, half a share of the loop.
+SLOTS = 5.5
+#: Calls that run on the special-function unit beside exp2.
+_MUFU = {"exp", "log", "log2", "sqrt", "tanh", "sigmoid", "softplus", "div"}
+
+
+def tile_cost(spec: AttentionSpec, compute: ComputePlan) -> Cost:
+    """Cycles that one full KV tile keeps each unit of an SM busy."""
+    c = compute
+    elements = c.tile_m * c.tile_n
+    calls = [n for n in walk(spec.score) if isinstance(n, Apply)]
+    slots = SLOTS + (len(calls) + 1 if c.has_score else 0)
+    mufu = 1 + sum(n.fn in _MUFU for n in calls)
+    mma = 2 * elements * (c.head_dim_qk_padded + c.head_dim_v_padded) / sm90.MMA_FLOP_PER_CYCLE
+    exp = elements * mufu / sm90.EXP_PER_CYCLE
+    issue = elements * slots / sm90.ISSUE_PER_CYCLE
+    q_reads = c.tile_m * c.head_dim_qk_padded
+    kv_reads = c.warpgroups * c.tile_n * (c.head_dim_qk_padded + c.head_dim_v_padded)
+    smem = 2 * (q_reads + kv_reads) / sm90.SMEM_BYTES_PER_CYCLE
+    # MUFU and the other pipes share the issue port of their scheduler: in the measured kernels their times add up
+    busy = max(mma, exp + issue, smem) * sm90.OVERLAP[c.warpgroups] + sm90.TILE_CYCLES
+    return Cost(mma_cycles=mma, exp_cycles=exp, smem_cycles=smem, issue_cycles=issue, efficiency=mma / busy)
+
+
+def launch_cycles(plan: KernelPlan, seqlen: int) -> float:
+    """Estimated cycles of one head at seqlen_q = seqlen_kv = seqlen, spread over no particular number of SMs."""
+    c = plan.compute
+    tile = plan.cost.mma_cycles / plan.cost.efficiency
+    m_blocks = -(-seqlen // c.tile_m)
+    row = sm90.ROW_TILE_CYCLES * c.warpgroups * (0.5 + c.head_dim_v / 256)
+    return sum(_live_tiles(plan.mask, c, m, seqlen) * tile + row for m in range(m_blocks))
+
+
+def _live_tiles(mask: MaskPlan, c: ComputePlan, m_block: int, seqlen: int) -> float:
+    """KV tiles a row tile runs: all of them, or (masks whose work grows with the row) about those up to the diagonal."""
+    n_blocks = -(-seqlen // c.tile_n)
+    if mask.form.is_full or not mask.has_right_edge:
+        return n_blocks
+    rows = min((m_block + 1) * c.tile_m, seqlen)
+    own = rows - (c.tile_m / 2 if mask.ranges_per_warpgroup else 0)
+    return min(n_blocks, max(own / c.tile_n, 1))

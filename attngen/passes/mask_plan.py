@@ -1,0 +1,38 @@
+"""mask: which KV tiles run, which of them are masked, and how an element is tested."""
+
+from __future__ import annotations
+
+from attngen.ir.expr import Const, Expr
+from attngen.ir.forms import MaskForm
+from attngen.ir.plan import ComputePlan, MaskPlan
+
+#: Interval tests cost two compares a clause; past this many the mask expression itself is cheaper.
+MAX_LIMIT_CLAUSES = 3
+
+
+def _is_zero(e: Expr) -> bool:
+    return isinstance(e, Const) and e.value == 0
+
+
+def plan_mask(form: MaskForm, compute: ComputePlan) -> MaskPlan:
+    """Split the KV walk into tiles that need no mask and tiles that do.
+
+    Rewrite   for n_block in all: S += mask(n_block)
+              --> masked right edge ; unmasked interior ; masked left edge
+    Keeps     every live tile exactly once; skipped tiles hold no kept pair; unmasked tiles hold only kept pairs
+    Sources   FlashAttention-2 (arXiv:2307.08691) section 3.1, generalised to any union of per-row intervals
+    """
+    one = len(form.clauses) == 1
+    only = form.clauses[0] if one else None
+    edge = only is not None and (only.upper is not None or only.rows is not None or only.residual is not None)
+    lower = only is not None and only.lower is not None
+    interior = any(not _is_zero(b.upper_min) for b in form.bounds)
+    return MaskPlan(
+        form=form,
+        walk="interval" if one else "runs",
+        test="limits" if form.is_exact and len(form.clauses) <= MAX_LIMIT_CLAUSES else "elements",
+        has_right_edge=edge or not one,
+        has_interior=interior,
+        has_left_edge=lower and interior,
+        ranges_per_warpgroup=one and compute.warpgroups > 1 and (edge or lower),
+    )

@@ -1,0 +1,65 @@
+"""memory: shared-memory buffers, KV stages, and the register split."""
+
+from __future__ import annotations
+
+from attngen.ir.plan import Buffer, ComputePlan, MemoryPlan
+from attngen.passes.base import Reject
+from attngen.passes.compute import Candidate, fragment_registers
+from attngen.targets import sm90
+
+#: Keys in flight that hide TMA latency: tile_n * stages, where shared memory allows.
+KEYS_IN_FLIGHT = 384
+BARRIER_BYTES = 1024
+
+
+def aligned(size: int) -> int:
+    """Bytes that a buffer takes: the next multiple of 1024, what a 128-byte swizzle repeats over."""
+    return -(-size // 1024) * 1024
+
+
+def _kilobytes(n: int) -> str:
+    return f"{n / 1024:.0f} KB"
+
+
+def plan_memory(compute: ComputePlan, wanted_stages: int | None, o_in_q: bool) -> MemoryPlan | Reject:
+    """Lay out Q, K, V and O in shared memory.
+
+    Rewrite   (tiles, head dims) -> sQ, sK[stages], sV[stages], sO (its own, or in Q's bytes) behind the mbarriers
+    Keeps     1024-byte alignment of every buffer (128-byte swizzle)
+    Rejects   fewer than two KV stages; a number of stages that was asked for and does not fit; O wider than the Q it replaces
+    """
+    c = compute
+    q = aligned(c.tile_m * c.head_dim_qk_padded * 2)
+    o = aligned(c.tile_m * c.head_dim_v_padded * 2)
+    stage = c.tile_n * (c.head_dim_qk_padded + c.head_dim_v_padded) * 2
+    if o_in_q and o > q:
+        return Reject("memory", f"O ({_kilobytes(o)}) does not fit in the bytes of Q ({_kilobytes(q)})")
+    fixed = BARRIER_BYTES + q + (0 if o_in_q else o)
+    fit = (sm90.SMEM_BYTES - fixed) // stage
+    stages = wanted_stages or min(max(-(-KEYS_IN_FLIGHT // c.tile_n), 2), 6, max(fit, 2))
+    k_bytes = aligned(stages * c.tile_n * c.head_dim_qk_padded * 2)
+    v_bytes = aligned(stages * c.tile_n * c.head_dim_v_padded * 2)
+    total = fixed + k_bytes + v_bytes
+    if total > sm90.SMEM_BYTES:
+        return Reject(
+            "memory",
+            f"smem {_kilobytes(total)} of {_kilobytes(sm90.SMEM_BYTES)}: tile {c.tile_m}x{c.tile_n}, stages {stages}, "
+            f"Q {_kilobytes(q)}" + ("" if o_in_q else f", O {_kilobytes(o)}"),
+        )
+    buffers = (
+        Buffer(name="sQ", bytes=q, shape=(64, c.head_dim_qk_padded, c.warpgroups)),
+        Buffer(name="sO", bytes=0 if o_in_q else o, shape=(64, c.head_dim_v_padded, c.warpgroups), alias_of="sQ" if o_in_q else None),
+        Buffer(name="sK", bytes=k_bytes, shape=(c.tile_n, c.head_dim_qk_padded, stages)),
+        Buffer(name="sV", bytes=v_bytes, shape=(c.tile_n, c.head_dim_v_padded, stages)),
+    )
+    return MemoryPlan(
+        kv_stages=stages,
+        buffers=buffers,
+        smem_bytes=total,
+        smem_limit=sm90.SMEM_BYTES,
+        o_in_q=o_in_q,
+        fragment_registers=fragment_registers(
+            Candidate(warpgroups=c.warpgroups, tile_n=c.tile_n), c.head_dim_v, c.has_score
+        ),
+        register_limit=sm90.REGISTERS[c.warpgroups][1],
+    )

@@ -1,0 +1,60 @@
+"""schedule: warp roles, the order of tiles, ping-pong, and the ledger of pipelines and barriers."""
+
+from __future__ import annotations
+
+from attngen.ir.plan import ComputePlan, MaskPlan, MemoryPlan, NamedBarrier, Pipeline, Role, SchedulePlan
+from attngen.targets import sm90
+
+MIB = 1 << 20
+
+
+def l2_budget(compute: ComputePlan) -> int:
+    """Bytes of K and V that the heads of a group may take; measured best: 128 MB for three warpgroups, else 32."""
+    return (128 if compute.warpgroups >= 3 and compute.head_dim_v >= 128 else 32) * MIB
+
+
+def plan_schedule(compute: ComputePlan, mask: MaskPlan, memory: MemoryPlan, order: str | None, pingpong: bool) -> SchedulePlan:
+    """Assign roles and write down who arrives where.
+
+    Rewrite   tile -> persistent CTAs, one TMA producer warp, `warpgroups` consumers that issue their GEMMs in turn
+    Keeps     one producer and one consumer group for each pipeline; full: 1 arrival + bytes, empty: one arrival of each warp
+    Sources   FlashAttention-3 section 3.1 (ping-pong); LPT: Graham 1969
+    """
+    c, n = compute, compute.warpgroups
+    producer, consumer = sm90.REGISTERS[n]
+    varying = mask.has_right_edge and not mask.has_left_edge and not mask.form.is_full
+    chosen = order or ("lpt" if varying else "linear")
+    k_bytes, v_bytes = c.tile_n * c.head_dim_qk_padded * 2, c.tile_n * c.head_dim_v_padded * 2
+    q_bytes = 64 * c.head_dim_qk_padded * 2
+
+    def pipeline(name: str, buffer: str, stages: int, stage_bytes: int, empty: int, consumer_name: str = "consumers") -> Pipeline:
+        return Pipeline(
+            name=name, buffer=buffer, stages=stages, producer="producer", consumer=consumer_name, stage_bytes=stage_bytes,
+            full_arrivals=1, empty_arrivals=empty,
+        )  # fmt: skip
+
+    pipelines = (
+        pipeline("q", "sQ", n, q_bytes, 1 if memory.o_in_q else 4, "one warpgroup each"),
+        pipeline("k", "sK", memory.kv_stages, k_bytes, 4 * n),
+        pipeline("v", "sV", memory.kv_stages, v_bytes, 4 * n),
+        pipeline("next_tile", "slot", 1, 0, 4 * n),
+    )
+    turn = n > 1 and pingpong
+    named = (
+        NamedBarrier(id=0, name="cta", threads=128 * (n + 1)),
+        *(NamedBarrier(id=1 + w, name=f"turn of warpgroup {w}", threads=256) for w in range(n) if turn),
+        *(NamedBarrier(id=5 + w, name=f"store of warpgroup {w}", threads=128) for w in range(n)),
+    )
+    return SchedulePlan(
+        roles=(
+            Role(name="producer", warps=(0, 1), registers=producer),
+            Role(name="idle", warps=(1, 4), registers=producer),
+            *(Role(name=f"consumer {w}", warps=(4 + 4 * w, 8 + 4 * w), registers=consumer) for w in range(n)),
+        ),
+        pipelines=pipelines,
+        named_barriers=named,
+        pingpong=turn,
+        order="lpt" if chosen == "lpt" else "linear",
+        l2_group_bytes=l2_budget(c) if chosen == "lpt" else 0,
+        wait_hint=True,
+    )

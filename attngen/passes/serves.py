@@ -1,0 +1,62 @@
+"""serves: what a target's kernels cannot do yet, said with its place and its mend before any planning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attngen.diag.diagnostic import Diagnostic, Label
+from attngen.diag.span import Span
+from attngen.ir.spec import AttentionSpec
+from attngen.ir.types import DType, Layout, Normalizer
+from attngen.targets import sm90
+
+
+def why_not(spec: AttentionSpec, target: str) -> tuple[Diagnostic, ...]:
+    """Every reason why no kernel for `target` serves `spec`; empty when one does."""
+    if target != sm90.NAME:
+        known = f"kernels are generated for {sm90.NAME}"
+        return (Diagnostic("E0401", f"no kernels for target `{target}`", None, notes=(known,), helps=(f"use `{sm90.NAME}`",)),)
+    return tuple(
+        Diagnostic(
+            "E0402", f"{sm90.NAME} kernels do not serve {what} yet", Label(span) if span else None,
+            notes=("the spec is valid: `attngen run` and CPU tensors compute it by its dense meaning",), helps=(mend,),
+        )
+        for what, span, mend in _gaps(spec)
+    )  # fmt: skip
+
+
+def _gaps(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
+    s = spec.schedule
+    if spec.dtype not in (DType.BF16, DType.FP16):
+        yield f"{spec.dtype} inputs", spec.span, "use bf16 or fp16"
+    for name, d in (("head_dim", spec.head_dim_qk), ("v", spec.head_dim_v)):
+        if d % 8 or not 8 <= d <= 256:
+            yield f"{name} = {d}", spec.span, "head dims are multiples of 8 from 8 to 256"
+    if spec.layout not in (Layout.BSHD, Layout.BHSD):
+        yield f"layout {spec.layout}", spec.span, "use layout = bshd or bhsd"
+    if spec.normalizer is not Normalizer.SOFTMAX:
+        yield f"the {spec.normalizer} normalizer", spec.span, "use softmax, or CPU tensors"
+    if spec.max_logit:
+        yield "the max-logit output", spec.span, "leave it out, or use CPU tensors"
+    if spec.out_dtype not in (None, spec.dtype):
+        yield f"{spec.out_dtype} output", spec.span, "the output has the inputs' dtype"
+    if spec.v_view_start is not None:
+        yield "V as a view of K", spec.span, "pass V as a tensor of its own"
+    if spec.branches:
+        yield "branches", spec.branches[0].span or spec.span, "call one softmax for each branch and combine them"
+    if spec.segments:
+        yield "KV segments", spec.segments[0].span or spec.span, "concatenate the segments along seqlen_kv"
+    if spec.block_sparse is not None:
+        yield "block_sparse", spec.block_sparse.span or spec.span, "leave the clause out: the mask itself skips its empty tiles"
+    hints: tuple[tuple[str, object, str], ...] = (
+        ("a cluster", s.cluster if s.cluster not in (None, (1, 1)) else None, "leave `cluster` out"),
+        ("split_kv", s.split_kv if s.split_kv not in (None, 1) else None, "leave `split_kv` out"),
+        ("pack_gqa", s.pack_gqa or None, "leave `pack_gqa` out"),
+        ("persistent = false", s.persistent is False or None, "kernels are persistent: leave it out"),
+        ("this order", s.order if s.order not in (None, "auto", "lpt", "linear") else None, "use lpt or linear"),
+    )
+    places = dict(s.places)
+    for what, value, mend in hints:
+        if value is not None:
+            span = next((v for k, v in places.items() if k in what), s.span or spec.span)
+            yield what, span, mend
