@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 from builders import (
-    B,
     CAUSAL,
     DOC_K,
     FIRST,
     FLAG_K,
     FLAG_Q,
-    H,
-    K,
     MASKS,
-    P,
-    Q,
     QP,
     SK,
     SQ,
     START,
+    B,
     C,
+    H,
+    K,
+    P,
+    Q,
     W,
     X,
     f,
@@ -34,8 +34,8 @@ from hypothesis import strategies as st
 from attngen.ir.expr import Expr
 from attngen.ir.forms import Clause, MaskForm, TileBounds
 from attngen.ir.simplify import simplify
-from attngen.passes.isolate import isolate
 from attngen.passes.facts import facts_of
+from attngen.passes.isolate import isolate
 from attngen.passes.mask_form import mask_form
 from attngen.passes.nnf import nnf
 from attngen.ref.evaluate import evaluate
