@@ -105,7 +105,7 @@ def _tightened(d: Draft, facts: Facts) -> Draft | None:
     """Without terms that others imply; None where nothing can be kept."""
     rows = tuple(dict.fromkeys(r for r in d.rows if r != TRUE))
     residual = tuple(dict.fromkeys(r for r in d.residual if r != TRUE))
-    if FALSE in rows + residual or any(negate(r) in rows for r in rows):
+    if FALSE in rows + residual or any(negate(r) in terms for terms in (rows, residual) for r in terms):
         return None
     lowers = _extremes((x for x in d.lowers if not proves_le(x, _ZERO, facts)), facts, largest=True)
     uppers = _extremes((x for x in d.uppers if not proves_le(SEQLEN_KV, x, facts)), facts, largest=False)
@@ -169,7 +169,7 @@ def _union(a: Draft, b: Draft, facts: Facts) -> Draft | None:
         if conditions[1]:
             return _tightened(replace(a, rows=(_either(a.rows, b.rows),)), facts)
         if conditions[0] and a.residual and b.residual:
-            return replace(a, residual=(_either(a.residual, b.residual),))
+            return _tightened(replace(a, residual=(_either(a.residual, b.residual),)), facts)
     return None
 
 

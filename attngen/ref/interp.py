@@ -1,0 +1,240 @@
+"""Executes a KernelPlan tile by tile, as the kernel walks it, in float64: loop bounds and mask phases without a GPU.
+
+Same tiles (keys and rows past the end read as zeros), same walk (`ir.plan`), masks only in masked tiles, online softmax
+in base 2 with the plan's rescale policy, one (masked) KV tile for a row block that no key reaches. What a kernel
+would get wrong comes out wrong here: an unmasked tile that holds a dropped key counts it, and an unguarded unmasked
+tile of -inf scores gives NaN. Rounding is not imitated.
+Sources: FlashAttention-2, section 3.1; FlashAttention-4's conditional rescaling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from attngen.ir.expr import Atom, atoms_of, tensors_of
+from attngen.ir.plan import KernelPlan, PlanSet, Rescale
+from attngen.ir.spec import AttentionSpec
+from attngen.ir.types import Normalizer
+from attngen.ref.binding import Binding, bind
+from attngen.ref.dense import epilogue
+from attngen.ref.evaluate import Tensor
+from attngen.ref.walk import Tile, tiles_of
+
+LOG2_E = 1.4426950408889634
+WARP_ROWS, WARPGROUP_ROWS = 16, 64
+#: Rescale.ON_GROWTH moves the reference once a row of the warp grew by more than this, in log2 units.
+GROWTH_LIMIT = 8.0
+
+
+class Visit(NamedTuple):
+    """One tile of scores that rows q_lo..q_hi of these batch elements and heads computed."""
+
+    batch: range
+    heads: range
+    q_lo: int
+    q_hi: int
+    tile: Tile
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Every tile that ran, in the order of its rows, with the plan's tile_n."""
+
+    tile_n: int
+    visits: list[Visit] = field(default_factory=list)
+
+
+def run(
+    plan: PlanSet | KernelPlan,
+    spec: AttentionSpec,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    params: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Trace]:
+    """Run the plan (of a set, the one that serves these lengths) on q (B, Sq, Hq, D), k and v (B, Skv, Hkv, D[v]).
+
+    Returns o (B, Sq, Hq, Dv) and lse (B, Hq, Sq), both float64, and the tiles that ran. No key, no launch: then O is
+    the epilogue of 0 and LSE is -inf or the sink.
+    Raises: ValueError for a spec that no plan serves (branches, segments, other normalizers); E0650 to E0652.
+    """
+    if spec.branches or spec.segments or spec.normalizer is not Normalizer.SOFTMAX or spec.v_view_start is not None:
+        raise ValueError(f"no plan serves `{spec.name}`: run ref.dense or ref.blockwise")
+    if isinstance(plan, PlanSet):
+        plan = plan.plans[plan.index(q.shape[1], k.shape[1])]
+    return _Execution(plan, bind(spec, q, k, v, params, tensors, scale)).all()
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Rows that walk the keys together, in all batch elements and heads that have the same bounds."""
+
+    batch: range
+    heads: range
+    rows: range
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Row state (B, H, rows, 1) and o (B, H, rows, Dv); the reference is in log2 units."""
+
+    reference: Tensor
+    total: Tensor
+    o: Tensor
+
+
+class _Execution:
+    def __init__(self, plan: KernelPlan, bound: Binding) -> None:
+        self.plan, self.bound = plan, bound
+        self.part = bound.sets[0].parts[0]
+        self.seqlen_kv = self.part.k.shape[1]
+        self.trace = Trace(plan.compute.tile_n)
+
+    def all(self) -> tuple[Tensor, Tensor, Trace]:
+        b, sq, hq, _ = self.bound.sizes
+        o = self.bound.q.new_zeros(b, hq, sq, self.bound.spec.head_dim_v)
+        lse = o.new_zeros(b, hq, sq)
+        for g in self.groups():
+            at = (
+                slice(g.batch.start, g.batch.stop),
+                slice(g.heads.start, g.heads.stop),
+                slice(g.rows.start, g.rows.stop),
+            )
+            o[at], lse[at] = self.group(g)
+        return o.transpose(1, 2), lse, self.trace
+
+    def groups(self) -> Iterator[_Group]:
+        """Batch elements and heads one by one only where the tile bounds depend on them."""
+        b, sq, hq, _ = self.bound.sizes
+        step = WARPGROUP_ROWS if self.plan.mask.ranges_per_warpgroup else self.plan.compute.tile_m
+        exprs = [e for t in self.plan.mask.form.bounds for e in (t.lower_min, t.lower_max, t.upper_min, t.upper_max)]
+        apart = any(tensors_of(e) or atoms_of(e) & {"b", "h", "h_kv"} for e in exprs)
+        batches = [range(i, i + 1) for i in range(b)] if apart else [range(b)]
+        heads = [range(i, i + 1) for i in range(hq)] if apart else [range(hq)]
+        for batch in batches:
+            for h in heads:
+                for q_lo in range(0, sq, step):
+                    yield _Group(batch, h, range(q_lo, min(q_lo + step, sq)))
+
+    def group(self, g: _Group) -> tuple[Tensor, Tensor]:
+        """o (B, H, rows, Dv) and lse (B, H, rows) of one group."""
+        padded = -(-len(g.rows) // WARPGROUP_ROWS) * WARPGROUP_ROWS
+        source = self.bound.q[g.batch.start : g.batch.stop, g.rows.start : g.rows.stop, g.heads.start : g.heads.stop]
+        q = source.new_zeros(len(g.batch), len(g.heads), padded, source.shape[-1])
+        q[:, :, : len(g.rows)] = source.transpose(1, 2)
+        state = _State(
+            reference=q.new_full((*q.shape[:3], 1), -torch.inf),
+            total=q.new_zeros(*q.shape[:3], 1),
+            o=q.new_zeros(*q.shape[:3], self.part.v.shape[-1]),
+        )
+        for tile in self.tiles(g):
+            self.trace.visits.append(Visit(g.batch, g.heads, g.rows.start, g.rows.stop - 1, tile))
+            state = self.step(state, q, g, tile)
+        return self.finish(state, g)
+
+    def tiles(self, g: _Group) -> Iterator[Tile]:
+        if not self.seqlen_kv or not len(g.batch) or not len(g.heads):
+            return iter(())
+        env = self.env(g, range(g.rows.start, g.rows.start))
+        env |= {"q_lo": torch.tensor(g.rows.start), "q_hi": torch.tensor(g.rows.stop - 1)}
+        bounds = [
+            tuple(
+                int(self.bound.value(e, env).flatten()[0]) for e in (t.lower_min, t.lower_max, t.upper_min, t.upper_max)
+            )
+            for t in self.plan.mask.form.bounds
+        ]
+        return tiles_of(bounds, self.plan.compute.tile_n)
+
+    def env(self, g: _Group, rows: range, keys: range | None = None) -> dict[str, Tensor]:
+        """Atoms and params of a group, laid out (B, H, rows, keys)."""
+        device = self.bound.q.device
+
+        def positions(r: range) -> Tensor:
+            return torch.arange(r.start, r.stop, device=device)
+
+        env = self.bound.env(
+            self.seqlen_kv, positions(rows), None if keys is None else positions(keys), positions(g.batch)
+        )
+        here = slice(g.heads.start, g.heads.stop)
+        return {**env, "h": env["h"][:, here], "h_kv": env["h_kv"][:, here]}
+
+    def keys(self, x: Tensor, g: _Group, start: int) -> Tensor:
+        """A tile of K or V for each query head, zeros past the end: (B, H, tile_n, D)."""
+        stop = min(start + self.plan.compute.tile_n, self.seqlen_kv)
+        group = self.bound.sizes[2] // self.bound.sizes[3]
+        heads = [h // group for h in g.heads]
+        out = x.new_zeros(len(g.batch), len(g.heads), self.plan.compute.tile_n, x.shape[-1])
+        out[:, :, : stop - start] = x[g.batch.start : g.batch.stop, start:stop][:, :, heads].transpose(1, 2)
+        return out
+
+    def step(self, state: _State, q: Tensor, g: _Group, tile: Tile) -> _State:
+        """One KV tile: S = Q K^T, score, mask, online softmax, O += P V."""
+        n = self.plan.compute.tile_n
+        start = tile.n_block * n
+        s = (q @ self.keys(self.part.k, g, start).transpose(-1, -2)) * self.bound.scale
+        env = self.env(g, range(g.rows.start, g.rows.start + q.shape[2]), range(start, start + n))
+        # rows and keys past the end have no meaning: a kernel clamps what it reads for them and drops the result
+        exists = (env["q_idx"] < g.rows.stop) & (env["kv_idx"] < self.seqlen_kv)
+        keep = self.kept(env, exists) if tile.masked else exists
+        if not isinstance(self.part.score, Atom):
+            s = torch.broadcast_to(self.bound.value(self.part.score, {**env, "s": s}, active=keep), s.shape)
+        s = s * LOG2_E
+        if tile.masked:
+            s = torch.where(keep, s, torch.full_like(s, -torch.inf))
+        guard = tile.masked or self.plan.compute.guard_interior
+        return self.softmax(state, s, self.keys(self.part.v, g, start), guard)
+
+    def kept(self, env: Mapping[str, Tensor], exists: Tensor) -> Tensor:
+        """The element test of masked tiles: per-row limits of each clause, or the mask expression."""
+        mask = self.plan.mask
+        if mask.test == "elements":
+            return exists & self.bound.value(mask.form.mask, env, active=exists)
+        keep = torch.zeros_like(exists)
+        for c in mask.form.clauses:
+            inside = exists
+            if c.rows is not None:
+                inside = inside & self.bound.value(c.rows, env, active=inside)
+            if c.lower is not None:
+                inside = inside & (env["kv_idx"] >= self.bound.value(c.lower, env, active=inside))
+            if c.upper is not None:
+                inside = inside & (env["kv_idx"] < self.bound.value(c.upper, env, active=inside))
+            keep = keep | inside
+        return keep
+
+    def softmax(self, state: _State, s: Tensor, v: Tensor, guard: bool) -> _State:
+        """Online softmax: the reference moves at every tile (ALWAYS), or in warps where a row grew past the limit."""
+        top = torch.maximum(state.reference, s.amax(-1, keepdim=True))
+        if self.plan.compute.rescale is Rescale.ON_GROWTH:
+            grown = (top - state.reference) > GROWTH_LIMIT
+            b, h, rows, _ = grown.shape
+            warps = grown.view(b, h, rows // WARP_ROWS, WARP_ROWS, 1).any(dim=3, keepdim=True)
+            moved = warps.expand(b, h, rows // WARP_ROWS, WARP_ROWS, 1).reshape(grown.shape)
+            top = torch.where(moved, top, state.reference)
+        zero = torch.zeros_like(top)
+        reference = torch.where(top == -torch.inf, zero, top) if guard else top
+        # a row without a reference has nothing to rescale
+        shrink = torch.where(state.reference == -torch.inf, zero, (state.reference - reference).exp2())
+        p = (s - reference).exp2()
+        return _State(top, state.total * shrink + p.sum(-1, keepdim=True), state.o * shrink + p @ v)
+
+    def finish(self, state: _State, g: _Group) -> tuple[Tensor, Tensor]:
+        """Sink, division, LSE and epilogue of the rows that exist."""
+        reference, total, o = (x[:, :, : len(g.rows)] for x in (state.reference, state.total, state.o))
+        env = self.env(g, g.rows)
+        sink = self.bound.sets[0].sink
+        if sink is not None:
+            z = torch.broadcast_to(self.bound.value(sink, env), total.shape) * LOG2_E
+            top = torch.maximum(reference, z)
+            safe = torch.where(top == -torch.inf, torch.zeros_like(top), top)
+            shrink = (reference - safe).exp2()
+            reference, total, o = top, total * shrink + (z - safe).exp2(), o * shrink
+        empty = total == 0
+        safe_total = torch.where(empty, torch.ones_like(total), total)
+        lse = torch.where(empty, torch.full_like(total, -torch.inf), (reference + safe_total.log2()) / LOG2_E)
+        return epilogue(self.bound, o / safe_total, env), lse.squeeze(-1)
