@@ -11,15 +11,15 @@ from attngen.diag.span import Span
 
 
 class Node(BaseModel):
-    """An immutable IR value. Equality and hash ignore `span`: two equal masks from different lines are equal."""
+    """An immutable IR value. Equality and hash ignore places (fields with `exclude`): equal masks of different lines are equal."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     span: Span | None = Field(default=None, repr=False, exclude=True)
 
     @cached_property
     def _identity(self) -> tuple[Any, ...]:
-        names = type(self).model_fields
-        return (type(self), *(getattr(self, n) for n in names if n != "span"))
+        fields = type(self).model_fields
+        return (type(self), *(getattr(self, n) for n, field in fields.items() if not field.exclude))
 
     @cached_property
     def _hash(self) -> int:

@@ -157,7 +157,7 @@ _ROWS = [
         "int", [((I,), I), ((F,), I)], lambda a: a.trunc().long() if a.is_floating_point() else a, "Int32({0})", None,
         "truncates toward zero (table indices)",
     ),
-    Function("float", [((F,), F), ((I,), F)], lambda a: a, "Float32({0})", lambda a, y: (_c(1),), "converts an int"),
+    Function("float", [((I,), F), ((F,), F)], lambda a: a, "Float32({0})", lambda a, y: (_c(1),), "converts an int"),
     Function(
         "where", [((B, B, B), B), ((B, I, I), I), ((B, F, F), F)], lambda c, a, b: _torch().where(c, a, b),
         "select({0}, {1}, {2})", lambda a, y: (None, _where(a[0], _c(1), _c(0)), _where(a[0], _c(0), _c(1))),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import Field
+
 from attngen.ir.base import Node
 from attngen.ir.expr import Expr
 from attngen.ir.types import DType, Layout, Normalizer, Type
@@ -81,7 +83,7 @@ class ScheduleHints(Node):
     sm_margin: int | None = None
     pingpong: bool | None = None
     #: Spans of the entries, by entry name, for messages.
-    places: tuple[tuple[str, Any], ...] = ()
+    places: tuple[tuple[str, Any], ...] = Field(default=(), repr=False, exclude=True)
 
 
 class BackwardHints(Node):
