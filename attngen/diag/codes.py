@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from attngen.diag.codes_meaning import MEANING
 from attngen.diag.codes_names import NAMES
+from attngen.diag.codes_reference import REFERENCE
 from attngen.diag.codes_run import RUN
 from attngen.diag.codes_syntax import SYNTAX
 from attngen.diag.row import Code
@@ -18,6 +19,7 @@ _ROWS: tuple[Code, ...] = (
     *NAMES,
     *MEANING,
     *RUN,
+    *REFERENCE,
 )
 
 #: Every row by code.

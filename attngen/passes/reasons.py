@@ -15,10 +15,8 @@ from attngen.passes.nnf import reads_key
 
 def spelled(e: Expr) -> str:
     """`e` as a spec spells it."""
-    try:
-        from attngen.syntax import print_expr
-    except ImportError:  # TODO drop when attngen.syntax exports it
-        return repr(e)
+    from attngen.syntax import print_expr
+
     return print_expr(e)
 
 
