@@ -11,6 +11,9 @@ import jinja2.ext
 from attngen import resources
 
 
+BLANK = "#~"
+
+
 class Blocks(jinja2.ext.Extension):
     """Two spellings that keep an unrendered template parseable as Python.
 
@@ -19,9 +22,12 @@ class Blocks(jinja2.ext.Extension):
     """
 
     _line = re.compile(r"^(?P<indent>[ \t]*)\{\{(?P<expr>[^{}\n]+)\}\}[ \t]*$", re.M)
+    #: Jinja swallows the blank lines behind a line statement; a mark keeps them until `tidy`.
+    _blank = re.compile(r"(?<=\n)(?P<statement>[ \t]*##[^\n]*\n)(?P<blank>\n+)")
     _slot = re.compile(r"\bslot_([a-z]+)_([a-z]+)\b")
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
+        source = self._blank.sub(lambda m: m["statement"] + f"{BLANK}\n" * len(m["blank"]), "\n" + source)[1:]
         source = self._slot.sub(r"{{\1.\2}}", source)
         return self._line.sub(
             lambda m: f"{m['indent']}{{{{ ({m['expr']}) | trim('\n') | indent({len(m['indent'])}) }}}}", source
@@ -44,7 +50,7 @@ def environment() -> jinja2.Environment:
 
 def tidy(text: str) -> str:
     """Strip trailing blanks, allow two blank lines in a row (one inside a class), end with a newline."""
-    lines = [line.rstrip() for line in text.splitlines()]
+    lines = ["" if line.strip() == BLANK else line.rstrip() for line in text.splitlines()]
     out: list[str] = []
     for i, line in enumerate(lines):
         if line:

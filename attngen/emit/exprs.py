@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 from collections.abc import Iterable
 
-from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, rewrite, walk
+from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, const, rewrite, walk
 from attngen.ir.functions import FUNCTIONS, apply
 from attngen.ir.types import Type
 
@@ -122,8 +122,9 @@ class TorchPrinter(CutePrinter):
 
     def _print(self, e: Expr) -> tuple[str, int]:
         if isinstance(e, Load):
-            indices = ", ".join(self._print(i)[0] for i in e.indices)
-            loaded = f"{safe_name(e.tensor)}[{indices}]" if indices else safe_name(e.tensor)
+            self.used.add("take")
+            indices = ", ".join(self._print(i)[0] for i in e.indices) or "0"
+            loaded = f"take({safe_name(e.tensor)}, {indices})"
             return (f"{loaded}.double()", _CALL) if e.type is Type.FLOAT else (loaded, _CALL)
         return super()._print(e)
 
@@ -161,21 +162,32 @@ def _infix(fn: str, args: list[tuple[str, int]]) -> tuple[str, int]:
 
 
 def lower(e: Expr) -> Expr:
-    """Rewrites that make a kernel's expression cheaper without changing it.
+    """Rewrites that make a kernel's expression cheaper and keep its value to within fp32 rounding.
 
-    `float(a ± b)` becomes `float(a) ± float(b)` so that the part that does not move with the column is converted once a row
-    (I2F runs at the rate of MUFU). Exact while positions stay below 2**24, where fp32 holds every integer.
+    `float(a ± b)` becomes `float(a) ± float(b)`, so that the part that does not move with the column is converted once a row
+    (I2F runs at the rate of MUFU). Exact while positions stay below 2**24, where fp32 holds every integer. `x / y` becomes
+    `x * (1 / y)`, so that a divisor that does not move with the column costs one reciprocal a row, not one division an element.
     """
 
-    def split(n: Expr) -> Expr:
-        if isinstance(n, Apply) and n.fn == "float" and isinstance(n.args[0], Apply):
+    def step(n: Expr) -> Expr:
+        if not isinstance(n, Apply):
+            return n
+        if n.fn == "float" and isinstance(n.args[0], Apply):
             inner = n.args[0]
             if inner.fn in ("add", "sub", "neg"):
-                parts = [split(apply("float", a)) for a in inner.args]
-                return apply(inner.fn, *parts)
+                return apply(inner.fn, *(step(apply("float", a)) for a in inner.args))
+        if n.fn == "div" and not _is_one(n.args[0]):
+            top, bottom = n.args
+            if isinstance(bottom, Const) and bottom.value:
+                return apply("mul", top, const(1.0 / float(bottom.value)))
+            return apply("mul", top, apply("div", const(1.0), bottom))
         return n
 
-    return rewrite(e, split)
+    return rewrite(e, step)
+
+
+def _is_one(e: Expr) -> bool:
+    return isinstance(e, Const) and e.value == 1
 
 
 def bindings(exprs: Iterable[Expr], given: frozenset[str]) -> tuple[str, ...]:

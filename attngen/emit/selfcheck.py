@@ -1,16 +1,113 @@
-"""What the self-check at the end of a generated kernel needs."""
+"""What the self-check at the end of a generated kernel needs: the spec in torch, and inputs to try it on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attngen.emit.exprs import TorchPrinter, safe_name
+from attngen.emit.straight import straight_line
+from attngen.ir.expr import Atom, Expr
 from attngen.ir.plan import PlanSet
+from attngen.ir.spec import AttentionSpec, ParamDecl, TensorDecl
+from attngen.ir.types import DType, Layout, Type
+
+_ATOMS = frozenset(
+    ("b", "h", "h_kv", "q_idx", "kv_idx", "q_pos", "seqlen_q", "seqlen_kv", "heads_q", "heads_kv", "batch", "s", "o", "d")
+)
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A run-time scalar and the value that the check passes."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A captured tensor and how the check makes one."""
+
+    name: str
+    make: str
 
 
 @dataclass(frozen=True)
 class CheckView:
-    """x"""
+    """Torch texts of the clauses, names of the extra arguments, sample inputs."""
+
+    lines: tuple[str, ...]
+    score: str
+    mask: str
+    has_sink: bool
+    sink: str
+    has_epilogue: bool
+    epilogue: str
+    scale: str
+    scalars: tuple[Scalar, ...]
+    tensors: tuple[Captured, ...]
+    extra: str
+    is_bhsd: bool
+    uses_floor_div: bool
+    uses_take: bool
+    free_dims: tuple[Scalar, ...]
+    scalar_names: str
+    scalar_count: int
 
 
 def check_view(plan_set: PlanSet) -> CheckView:
-    return CheckView()
+    """Spell the dense meaning in torch."""
+    spec = plan_set.spec
+    printer = TorchPrinter()
+    has_epilogue = not isinstance(spec.epilogue, Atom)
+    exprs: list[Expr] = [spec.score, spec.mask, *([spec.sink] if spec.sink is not None else [])]
+    exprs += [spec.epilogue] if has_epilogue else []
+    lines, texts = straight_line(printer, exprs, _ATOMS, from_problem=False)
+    names = [safe_name(p.name) for p in spec.params] + [safe_name(t.name) for t in spec.tensors]
+    free = sorted({d for t in spec.tensors for d in t.dims if isinstance(d, str)} - _KNOWN)
+    scale = straight_line(printer, [spec.scale], _ATOMS, from_problem=False)[1][0]
+    return CheckView(
+        lines=lines,
+        score=texts[0],
+        mask=texts[1],
+        has_sink=spec.sink is not None,
+        sink=texts[2] if spec.sink is not None else "",
+        has_epilogue=has_epilogue,
+        epilogue=texts[-1] if has_epilogue else "",
+        scale=scale,
+        scalars=tuple(Scalar(safe_name(p.name), _example(p)) for p in spec.params),
+        tensors=tuple(Captured(safe_name(t.name), _maker(t, spec)) for t in spec.tensors),
+        extra="".join(f", {n}" for n in names),
+        is_bhsd=spec.layout is Layout.BHSD,
+        uses_floor_div="floor_div" in printer.used,
+        uses_take="take" in printer.used,
+        free_dims=tuple(Scalar(f"dim_{d}", "64") for d in free),
+        scalar_names=", ".join(safe_name(p.name) for p in spec.params) + ("," if len(spec.params) == 1 else ""),
+        scalar_count=len(spec.params),
+    )
+
+
+_KNOWN = frozenset(("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim", "head_dim_v"))
+
+
+def _example(p: ParamDecl) -> str:
+    if p.default is not None:
+        return repr(p.default)
+    low = p.minimum if p.minimum is not None else 0
+    value = max(low, 64 if p.type is Type.INT else 0.5)
+    if p.maximum is not None:
+        value = min(value, p.maximum)
+    return repr({Type.INT: int, Type.FLOAT: float, Type.BOOL: bool}[p.type](value))
+
+
+def _maker(t: TensorDecl, spec: AttentionSpec) -> str:
+    known = {"head_dim": str(spec.head_dim_qk), "head_dim_v": str(spec.head_dim_v)}
+    extents = [str(d) if isinstance(d, int) else known.get(d, d if d in _KNOWN else f"dim_{d}") for d in t.dims]
+    shape = f"({', '.join(extents)},)" if extents else "(1,)"
+    if t.dtype is DType.I32:
+        made = f"torch.randint(0, 8, {shape}, device=device, dtype=torch.int32)"
+        return f"{made}.sort(-1).values" if t.sorted else made
+    if t.dtype is DType.BOOL:
+        return f"torch.rand({shape}, device=device) < 0.8"
+    kind = {DType.F32: "torch.float32", DType.BF16: "torch.bfloat16", DType.FP16: "torch.float16"}[t.dtype]
+    return f"torch.randn({shape}, device=device).to({kind})"

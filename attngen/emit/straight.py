@@ -19,9 +19,12 @@ def _size(e: Expr) -> int:
 
 
 def straight_line(
-    printer: CutePrinter, exprs: Sequence[Expr], given: frozenset[str]
+    printer: CutePrinter, exprs: Sequence[Expr], given: frozenset[str], *, from_problem: bool = True
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Lines `name = value` to put first, and one text for each of `exprs`."""
+    """Lines `name = value` to put first, and one text for each of `exprs`.
+
+    `given`: atoms that stand as arguments; with `from_problem` the others, params and tensors are bound from the kernel's `p`.
+    """
     results = [printer.lowered(e) for e in exprs]
     parts: dict[str, Expr] = {}
 
@@ -51,7 +54,8 @@ def straight_line(
     waiting = list(parts)
     while waiting:
         place(waiting.pop(0))
-    return (*bindings([*parts.values(), *results], given), *lines), tuple(printer.plain(e) for e in results)
+    bound = bindings([*parts.values(), *results], given) if from_problem else ()
+    return (*bound, *lines), tuple(printer.plain(e) for e in results)
 
 
 def _shared(work: Sequence[Expr]) -> Expr | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import pprint
+import json
 from dataclasses import dataclass
 
 from attngen.emit.exprs import CutePrinter, safe_name
 from attngen.emit.header import docstring
+from attngen.emit.selfcheck import CheckView, check_view
 from attngen.emit.straight import straight_line
 from attngen.ir.expr import Atom, Const, Expr
 from attngen.ir.forms import MaskForm
@@ -165,7 +166,29 @@ class KernelView:
     shape_k: str
     shape_v: str
     shape_o: str
-    check: object
+    check: CheckView
+    torch_dtype: str
+    check_head_dim_qk: int
+    check_head_dim_v: int
+    check_passed: str
+
+
+def literal(meta: dict[str, object]) -> str:
+    """A dict of plain values as Python text, one entry a line, lists of dicts one item a line."""
+
+    def inline(value: object) -> str:
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{json.dumps(k)}: {inline(v)}" for k, v in value.items()) + "}"
+        if isinstance(value, list):
+            return "[" + ", ".join(inline(v) for v in value) + "]"
+        return json.dumps(value) if isinstance(value, str) else repr(value)
+
+    def entry(value: object) -> str:
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            return "[\n" + "".join(f"        {inline(v)},\n" for v in value) + "    ]"
+        return inline(value)
+
+    return "{\n" + "".join(f"    {json.dumps(k)}: {entry(v)},\n" for k, v in meta.items()) + "}"
 
 
 def _one_line(text: str) -> str:
@@ -253,13 +276,11 @@ def arguments(spec: AttentionSpec) -> tuple[tuple[Argument, ...], tuple[Dim, ...
                 shape.append(word)
         extents = "".join(f", {x}" for x in (shape or ["1"]))
         args.append(Argument(safe_name(t.name), "cute.Tensor", f"plain_tensor({_TENSOR_TYPES[t.dtype]}{extents})"))
-    return tuple(args), tuple(Dim(d, repr(d.removeprefix("dim_"))) for d in dims)
+    return tuple(args), tuple(Dim(d, json.dumps(d.removeprefix("dim_"))) for d in dims)
 
 
 def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> KernelView:
     """Spell a PlanSet for the templates."""
-    from attngen.emit.selfcheck import CheckView, check_view
-
     spec, first = plan_set.spec, plan_set.plans[0]
     c = first.compute
     printer = CutePrinter()
@@ -272,7 +293,6 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
     element, packed = _ELEMENT[c.dtype]
     bshd = spec.layout is Layout.BSHD
     own = not first.memory.o_in_q
-    check: CheckView = check_view(plan_set)
     order = "Longest row tiles first, heads of a group side by side." if first.schedule.order == "lpt" else "Head by head, last rows first."
 
     def shape(heads: str, length: str, columns: int) -> str:
@@ -286,7 +306,7 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         name=spec.name,
         docstring=docstring(plan_set, kernel_id),
         summary=f"O = softmax_kv(score(scale * Q K^T), kept where the mask holds) V for {plan_set.target}.",
-        meta=pprint.pformat(meta, sort_dicts=False, width=110),
+        meta=literal(meta),
         kernel_id=kernel_id,
         target=plan_set.target,
         element=element,
@@ -322,7 +342,13 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         shape_k=shape("heads_kv", "seqlen_kv", c.head_dim_qk),
         shape_v=shape("heads_kv", "seqlen_kv", c.head_dim_v),
         shape_o=shape("heads_q", "seqlen_q", c.head_dim_v),
-        check=check,
+        check=check_view(plan_set),
+        torch_dtype={DType.BF16: "bfloat16", DType.FP16: "float16"}[c.dtype],
+        check_head_dim_qk=c.head_dim_qk,
+        check_head_dim_v=c.head_dim_v,
+        check_passed="[x.view(torch.uint8) if getattr(x, 'dtype', None) is torch.bool else x for x in extra]"
+        if any(t.dtype is DType.BOOL for t in spec.tensors)
+        else "extra",
     )
 
 

@@ -27,7 +27,8 @@ class MachineCode:
     """What ptxas and nvdisasm say about one kernel.
 
     `registers` a thread at launch, `spill_bytes` stored and loaded, `stack_bytes` a thread, `serialized` the C75xx
-    warnings, `instructions` the SASS length, `opcodes` their counts (HGMMA: WGMMA; UTMALDG: TMA load; UTMASTG: TMA store).
+    warnings, `instructions` the SASS length, `opcodes` their counts (HGMMA: WGMMA; UTMALDG: TMA load;
+    UTMASTG: TMA store).
     """
 
     registers: int
