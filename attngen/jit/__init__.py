@@ -1,1 +1,1 @@
-"""From a generated file to a callable: fingerprint, cache, compilation, launch. The only place that meets torch and the DSL."""
+"""From a generated file to a callable: fingerprint, cache, compilation, launch. Only here torch and the DSL are met."""

@@ -25,7 +25,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -187,10 +187,8 @@ def _read(folder: Path, key: str) -> Entry:
             raise ValueError(f"{name} is missing or changed")
     if not all(name in record["files"] for name in record["plans"]):
         raise ValueError("a plan is not listed")
-    try:
+    with suppress(OSError):  # a read-only cache serves hits all the same
         os.utime(folder / META)  # last use, for `clear(older)`
-    except OSError:
-        pass  # a read-only cache serves hits all the same
     return Entry(folder, folder / "kernel.py", tuple(folder / n for n in record["plans"]), record["info"])
 
 
@@ -251,9 +249,9 @@ def _make_folder(path: Path) -> None:
 
 
 _STORAGE = {
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOTDIR, errno.EEXIST, errno.EIO,
-    errno.ENAMETOOLONG, errno.ESTALE, errno.ELOOP, errno.ENOENT,  # the last: somebody removed the folder meanwhile
-}  # fmt: skip
+    getattr(errno, name)
+    for name in "EACCES EPERM EROFS ENOSPC EDQUOT EFBIG ENOTDIR EEXIST EIO ENAMETOOLONG ESTALE ELOOP ENOENT".split()
+}
 
 
 def _is_storage(failure: OSError) -> bool:
@@ -298,9 +296,9 @@ def _warn_once(root: Path, failure: OSError) -> None:
     if root not in _warned:
         _warned.add(root)
         warnings.warn(
-            f"the kernel cache {root} cannot be written ({failure.strerror or failure}); compiled kernels live in a temporary "
-            "folder of this process and are compiled again next time. Free space or permissions there, or name another folder "
-            "with ATTNGEN_CACHE_DIR or cache_dir=.",
+            f"the kernel cache {root} cannot be written ({failure.strerror or failure}); compiled kernels live in a "
+            "temporary folder of this process and are compiled again next time. Free space or permissions there, or name "
+            "another folder with ATTNGEN_CACHE_DIR or cache_dir=.",
             AttngenWarning,
             stacklevel=6,
         )

@@ -26,8 +26,8 @@ def check_call(
 ) -> None:
     """Look for NaN in the inputs, decreasing `sorted` tensors, and captured tensors indexed outside their extent.
 
-    An index counts where its element can reach a result: where the mask keeps the score, and not behind an `and`, `or` or
-    conditional that has decided already.
+    An index counts where its element can reach a result: where the mask keeps the score, and not behind an `and`, `or`
+    or conditional that has decided already.
     Raises: AttnError E0613 (NaN), E0614 (not sorted), E0650 (index out of range).
     """
     for name, x in (("q", q), ("k", k), ("v", v), *tensors.items()):
@@ -70,7 +70,7 @@ def _is_sorted(name: str, x: torch.Tensor) -> None:
 def _indices(
     spec: AttentionSpec, sizes: Sizes, params: dict[str, Any], tensors: dict[str, Any], device: torch.device
 ) -> None:
-    """Evaluate every clause that reads a captured tensor, block by block of rows, for the reference's own range check."""
+    """Evaluate each clause that reads a captured tensor, in blocks of rows: the reference checks ranges."""
     from attngen.ref.evaluate import evaluate
 
     step = max(1, _BLOCK_ELEMS // max(1, sizes["batch"] * sizes["heads_q"] * max(sizes["seqlen_kv"], spec.head_dim_v)))

@@ -1,4 +1,4 @@
-"""What a call's tensors must be, checked slowly and explained: run on CPU calls, and on GPU calls that the kernel refused."""
+"""What a call's tensors must be, checked slowly and explained: for CPU calls, and GPU calls that the kernel refused."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _shapes(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
                 ),
             )
     hq, hkv = q.shape[heads], k.shape[heads]
-    if hkv == 0 and hq or hkv and hq % hkv:
+    if (hkv == 0 and hq) or (hkv and hq % hkv):
         raise error(
             "E0608",
             f"{hq} query heads do not divide into {hkv} KV heads",
@@ -160,7 +160,7 @@ def _has_strides(spec: AttentionSpec, name: str, x: torch.Tensor) -> None:
         raise error(
             "E0609",
             f"`{name}` has stride {x.stride(3)} along head_dim, which must be contiguous",
-            notes=(f"shape {_shape(x)}, strides {x.stride()}; nothing is copied behind your back",),
+            notes=(f"shape {_shape(x)}, strides {x.stride()}; nothing is copied silently",),
             helps=(f"pass {name}.contiguous(), or make head_dim the last axis in memory",),
         )
     for axis in range(3):
@@ -171,7 +171,7 @@ def _has_strides(spec: AttentionSpec, name: str, x: torch.Tensor) -> None:
                 f"`{name}` has stride {stride} along {axes[axis]}, which must be a multiple of {step} elements",
                 notes=(
                     f"shape {_shape(x)}, strides {x.stride()}",
-                    f"TMA loads rows that start at multiples of {ALIGN_BYTES} bytes; nothing is copied behind your back",
+                    f"TMA loads rows that start at multiples of {ALIGN_BYTES} bytes; nothing is copied silently",
                 ),
                 helps=(f"pass {name}.contiguous(), or pad the rows to a multiple of {step} elements and slice",),
             )

@@ -83,10 +83,10 @@ def require_target(index: int, target: str, name: str) -> None:
         return
     raise error(
         "E0516",
-        f"`{name}` is compiled for {target}, and cuda:{index} ({torch.cuda.get_device_name(index)}) is sm_{have[0]}{have[1]}",
+        f"`{name}` is compiled for {target}; cuda:{index} ({torch.cuda.get_device_name(index)}) is sm_{have[0]}{have[1]}",
         notes=(f"machine code for {target} runs on compute capability {need[0]}.{need[1]} only",),
         helps=(
-            f"move the tensors to a GPU of compute capability {need[0]}.{need[1]}, or build with a target that this GPU serves",
+            f"move the tensors to a GPU of compute capability {need[0]}.{need[1]}, or build for this GPU's own target",
             "CPU tensors run the reference on any machine",
         ),
     )

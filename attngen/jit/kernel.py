@@ -36,9 +36,14 @@ _grad_enabled = torch.is_grad_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
 _any_autocast = torch._C._is_any_autocast_enabled
-_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
-_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
-_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
+_raw_stream: Callable[[int], int] = lambda index: 0  # noqa: E731
+_current_device: Callable[[], int] = lambda: -1  # noqa: E731
+_capturing: Callable[[], bool] = lambda: False  # noqa: E731
+if torch.backends.cuda.is_built():
+    # Plain integers: a torch.cuda.Stream object costs more than the rest of the path.
+    _raw_stream = torch._C._cuda_getCurrentRawStream
+    _current_device = torch._C._cuda_getDevice
+    _capturing = torch._C._cuda_isCurrentStreamCapturing
 _empty, _empty_like, _contiguous = torch.empty, torch.empty_like, torch.contiguous_format
 _F32 = torch.float32
 
@@ -52,8 +57,8 @@ class Attention:
 
     `attn(q, k, v, **params_and_tensors)` returns o; with `return_lse=True`, (o, lse).
 
-    Shapes: layout bshd: q (B, Sq, Hq, D), k (B, Skv, Hkv, D), v (B, Skv, Hkv, Dv), o (B, Sq, Hq, Dv); bhsd: the middle axes
-    swapped. lse (B, Hq, Sq), fp32, natural log. New results are contiguous. Hq is a multiple of Hkv.
+    Shapes: layout bshd: q (B, Sq, Hq, D), k (B, Skv, Hkv, D), v (B, Skv, Hkv, Dv), o (B, Sq, Hq, Dv); bhsd: the middle
+    axes swapped. lse (B, Hq, Sq), fp32, natural log. New results are contiguous. Hq is a multiple of Hkv.
     Strides: head_dim contiguous, other strides multiples of 16 bytes (0 too: expanded tensors), 16-byte aligned base.
     Nothing is copied.
     Keywords: `out`, `lse` write into given tensors; `scale` overrides the spec's; `check=True` looks for NaN, broken
@@ -141,7 +146,8 @@ class Attention:
 
     def __repr__(self) -> str:
         s = self.spec
-        return f"<attngen.Attention {s.name} {s.dtype.value} {s.layout.value} head_dim {s.head_dim_qk}/{s.head_dim_v} {self.target}>"
+        shape = f"{s.dtype.value} {s.layout.value} head_dim {s.head_dim_qk}/{s.head_dim_v}"
+        return f"<attngen.Attention {s.name} {shape} {self.target}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._recipe is None:
@@ -183,7 +189,6 @@ class Attention:
         try:
             if (
                 type(q) is not _Tensor
-                or not q.is_cuda
                 or q.dtype is not self._dtype
                 or check
                 or _any_autocast()
@@ -235,7 +240,7 @@ class Attention:
             scale = self._scale
             if scale != scale:
                 scale = self._scale_of(tail)
-        elif type(scale) is not float:
+        elif type(scale) is not float or scale - scale != 0.0:  # the latter: NaN or infinite
             scale = _number(scale)
         if out is None:
             if self._o_like_q:
@@ -252,13 +257,16 @@ class Attention:
             if counter is None:
                 counter = state.counter(stream)
         if lse is None:
-            rows = batch * heads_q * seqlen_q
-            if return_lse or capturing or rows > SCRATCH_ELEMS:
-                lse = _empty((batch, heads_q, seqlen_q), dtype=_F32, device=state.device)
-            else:  # the kernel writes it, nobody reads it: launches of one stream may share it
+            shape = (batch, heads_q, seqlen_q)
+            if capturing or batch * heads_q * seqlen_q > SCRATCH_ELEMS:
+                lse = _empty(shape, dtype=_F32, device=state.device)
+            else:
+                # The kernel writes an LSE that nobody asked for: launches of one stream may share it.
                 lse = state.scratch.get(stream)
-                if lse is None or lse.shape != (batch, heads_q, seqlen_q):
-                    lse = state.scratch[stream] = _empty((batch, heads_q, seqlen_q), dtype=_F32, device=state.device)
+                if lse is None or lse.shape != shape:
+                    lse = state.scratch[stream] = _empty(shape, dtype=_F32, device=state.device)
+                if return_lse:
+                    lse = _empty_like(lse)  # faster than torch.empty with a shape
         functions = self._functions
         function = functions[0]
         if len(functions) > 1:
@@ -331,7 +339,7 @@ class Attention:
         if q.device.type == "cuda":
             return self._launch(self._ready(q.device.index), q, k, v, tail, scale, out, lse, return_lse)
         _say_once(
-            f"`{self.spec.name}` runs the blockwise reference, because its tensors are on the CPU; CUDA tensors run the kernel"
+            f"`{self.spec.name}` runs the blockwise reference: its tensors are on the CPU; CUDA tensors run the kernel"
         )
         return self._reference(q, k, v, tail, scale, out, lse, return_lse)
 
@@ -374,12 +382,13 @@ class Attention:
         """The kernel's entry point refused its arguments: say why, or launch again with tidied strides."""
         q, k, v, out, lse, *_ = arguments
         contract.validate(self.spec, q, k, v, self._binder.split(arguments[8:])[1], out, given_lse)
+        lines = str(failure).strip().splitlines() or [repr(failure)]
         tidy = [contract.normalized(x) for x in (q, k, v, out)]
         if all(new is old for new, old in zip(tidy, (q, k, v, out), strict=True)):
             raise error(
                 "E0618",
-                f"the kernel of `{self.spec.name}` refused to launch: {str(failure).strip().splitlines()[0] if str(failure) else failure!r}",
-                notes=tuple(str(failure).strip().splitlines()[1:4]),
+                f"the kernel of `{self.spec.name}` refused to launch: {lines[0]}",
+                notes=tuple(lines[1:4]),
                 helps=("a CUDA error here is often an earlier kernel's: run with CUDA_LAUNCH_BLOCKING=1 to see whose",),
             ) from failure
         function(*tidy, lse, *arguments[5:])
@@ -398,7 +407,7 @@ class Attention:
         ints: list[int] = []
         floats: list[float] = []
         for name, kind_, decl in self._binder.params:
-            value: Any = named[name] if name in named else decl.default
+            value: Any = named.get(name, decl.default)
             if kind_ is float:
                 floats.append(float(value))
             else:
@@ -448,7 +457,7 @@ class Attention:
     # -- helpers ---------------------------------------------------------------------------------------------------
 
     def _for(self, dtype: torch.dtype) -> Attention:
-        """This attention for another dtype: itself, or its twin in the other 16-bit type, built at the first such call."""
+        """This attention for a dtype: itself, or its twin in the other 16-bit type, built at the first such call."""
         if dtype == self._dtype:
             return self
         other = DType.FP16 if self.spec.dtype is DType.BF16 else DType.BF16

@@ -76,7 +76,7 @@ def load(
 def write_objects(
     source: KernelSource, folder: Path, target: str, *, options: str = "", progress: Progress | None = None
 ) -> list[Path]:
-    """Compile every plan to machine code in `folder` (no cache, no GPU): `<kernel_id>_plan_<i>.so` (`.o` without a linker)."""
+    """Compile every plan into `folder`, without cache or GPU: `<kernel_id>_plan_<i>.so` (`.o` without a linker)."""
     work = folder / f".{source.kernel_id[:60]}-{os.getpid()}"
     work.mkdir(parents=True)
     try:

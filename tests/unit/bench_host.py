@@ -1,0 +1,65 @@
+"""Host cost of an eager call without its launch: the kernel's entry point is replaced by a function that does nothing.
+
+    python tests/unit/bench_host.py
+
+Prints microseconds a call (the best of several runs), and of that the two or one allocations, which any implementation
+pays. Add the TVM-FFI call (6.5 us with its launch) for the cost on a GPU machine. Not collected by pytest.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import timeit
+from pathlib import Path
+from typing import Any
+
+import jit_standin as standin
+import torch
+
+from attngen.jit import kernel
+from attngen.jit.cache import KernelCache
+from attngen.jit.device import DeviceState
+from attngen.jit.kernel import Attention
+
+
+def stubbed(spec: Any, function: Any, plans: int = 1, limits: tuple[int, ...] = ()) -> Attention:
+    """An Attention whose launches on CPU tensors call `function` as a kernel's entry point."""
+    source = standin.source(spec, plans=plans, limits=limits)
+    attention = Attention(spec, source, "sm_90a", KernelCache(Path(tempfile.gettempdir()) / "attngen-bench"))
+    kernel._current_device, kernel._raw_stream, kernel._capturing = lambda: -1, lambda index: 0, lambda: False
+    attention._functions = (function,) * plans
+    attention._devices[-1] = (DeviceState(-1, 132), 132)
+    return attention
+
+
+def main() -> None:
+    q = torch.randn(2, 256, 8, 64, dtype=torch.bfloat16)
+    k = torch.randn(2, 256, 2, 64, dtype=torch.bfloat16)
+    bias = torch.randn(2, 8)
+    out, lse = torch.empty_like(q), torch.empty(2, 8, 256)
+
+    def nothing(*arguments: Any) -> None:
+        pass
+
+    plain = stubbed(standin.plain(), nothing)
+    three = stubbed(standin.plain(), nothing, plans=3, limits=(128, 200))
+    rich = stubbed(standin.rich(), nothing)
+    cases = {
+        "o = attn(q, k, v)": lambda: plain(q, k, k),
+        "o, lse = attn(q, k, v, return_lse=True)": lambda: plain(q, k, k, return_lse=True),
+        "attn(q, k, v, out=, lse=)": lambda: plain(q, k, k, out=out, lse=lse),
+        "three plans": lambda: three(q, k, k),
+        "three params, one tensor": lambda: rich(q, k, k, window=64, bias=bias),
+        "   torch.empty_like(q)": lambda: torch.empty_like(q, memory_format=torch.contiguous_format),
+        "   torch.empty(lse)": lambda: torch.empty((2, 8, 256), dtype=torch.float32, device=q.device),
+        "   an empty lambda": lambda: None,
+    }
+    with torch.no_grad():
+        for name, call in cases.items():
+            call()
+            best = min(timeit.repeat(call, number=20000, repeat=5)) / 20000 * 1e6
+            print(f"{best:6.2f} us  {name}")
+
+
+if __name__ == "__main__":
+    main()
