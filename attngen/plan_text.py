@@ -9,11 +9,9 @@ from attngen.ir.expr import Atom, Const, Expr
 
 if TYPE_CHECKING:
     from attngen.ir.forms import MaskForm
-    from attngen.ir.plan import KernelPlan, PlanSet
+    from attngen.ir.plan import KernelPlan, PlanSet, Rejected
     from attngen.ir.spec import AttentionSpec
     from attngen.rooflines import Roofline
-
-_REJECTED_SHOWN = 12
 
 
 def describe(plans: PlanSet, *, everything: bool = False) -> str:
@@ -113,7 +111,7 @@ def _plan(p: KernelPlan) -> Iterator[str]:
     padded = ""
     if (c.head_dim_qk_padded, c.head_dim_v_padded) != (c.head_dim_qk, c.head_dim_v):
         padded = f", head dims padded to {c.head_dim_qk_padded} and {c.head_dim_v_padded} in shared memory"
-    yield f"  compute    tile_m {c.tile_m}, tile_n {c.tile_n}, {c.warpgroups} consumer warpgroups, P in registers{padded}"
+    yield f"  compute    tile_m {c.tile_m}, tile_n {c.tile_n}, {c.warpgroups} consumer warpgroups{padded}"
     yield f"             rescale {c.rescale.value}" + (", scores element by element" if c.has_score else "")
     parts = [
         name
@@ -142,10 +140,9 @@ def _plan(p: KernelPlan) -> Iterator[str]:
         ", warpgroups take turns" if s.pingpong else ""
     )
     for q in s.pipelines:
-        yield (
-            f"  pipeline   {q.name}: {q.stages} stages of {q.buffer}, {q.stage_bytes} B each, {q.producer} to {q.consumer}, "
-            f"arrivals {q.full_arrivals} full, {q.empty_arrivals} empty"
-        )
+        ring = f"{q.stages} stages of {q.buffer}, {q.stage_bytes} B each" if q.stage_bytes else "a mailbox"
+        arrivals = f"arrivals {q.full_arrivals} full, {q.empty_arrivals} empty"
+        yield f"  pipeline   {q.name}: {ring}, {q.producer} to {q.consumer}, {arrivals}"
     yield "  barriers   " + ", ".join(f"{b.id} {b.name} ({b.threads})" for b in s.named_barriers)
     k = p.cost
     yield (
@@ -157,9 +154,20 @@ def _plan(p: KernelPlan) -> Iterator[str]:
 def _rejected(plans: PlanSet, everything: bool) -> Iterator[str]:
     yield f"candidates: {len(plans.plans)} chosen, {len(plans.others)} more fit, {len(plans.rejected)} rejected"
     if plans.others:
-        yield "  fit too: " + ", ".join(f"{p.name} ({100 * p.cost.efficiency:.0f} %)" for p in plans.others)
-    shown = plans.rejected if everything else plans.rejected[:_REJECTED_SHOWN]
+        names = sorted({(-round(100 * p.cost.efficiency), p.name) for p in plans.others})
+        listed = names if everything else names[:8]
+        more = ", …" if len(names) > len(listed) else ""
+        yield "  fit too: " + ", ".join(f"{name} ({-share} %)" for share, name in listed) + more
+    shown = plans.rejected if everything else _nearest(plans)
     for r in shown:
         yield f"  rejected {r.candidate} by {r.by}: {r.why}"
     if len(shown) < len(plans.rejected):
-        yield f"  … and {len(plans.rejected) - len(shown)} more (--all)"
+        yield f"  … and {len(plans.rejected) - len(shown)} more, further off (--all)"
+
+
+def _nearest(plans: PlanSet) -> list[Rejected]:
+    """Of rejected candidates with the same rows, pass and place of O, the smallest tile: the nearest to fit."""
+    nearest: dict[tuple[str, str, bool], Rejected] = {}
+    for r in plans.rejected:  # in order of falling tile_n
+        nearest[r.candidate.split("x")[0], r.by, "(" in r.candidate] = r
+    return list(nearest.values())

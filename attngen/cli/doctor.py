@@ -89,7 +89,7 @@ def _compiler() -> Iterator[Finding]:
 
 
 def _machine(facts: dict[str, Any]) -> Iterator[Finding]:
-    """The facts of jit.doctor: what works, then what is missing. Without a GPU, linker or cache attngen still serves."""
+    """The facts of jit.doctor: what works, then what is missing. Without GPU, linker or cache attngen still serves."""
     yield Finding(
         "torch", GOOD if facts["torch"] else BAD, str(facts["torch"]), "" if facts["torch"] else "pip install torch"
     )

@@ -79,7 +79,8 @@ def options(
         logging.getLogger("attngen").setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
 
 
-_COMMANDS: dict[str, Callable[..., None]] = {
+#: Every command but the `cache` group.
+COMMANDS: dict[str, Callable[..., None]] = {
     "compile": compile_,
     "check": check,
     "fmt": fmt,
@@ -90,7 +91,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "regen": regen,
     "completion": completion,
 }
-for _name, _command in _COMMANDS.items():
+for _name, _command in COMMANDS.items():
     app.command(_name)(common.command(_command))
 app.add_typer(cache_app, name="cache")
 

@@ -50,10 +50,14 @@ def regen(
 ) -> None:
     """Regenerate the gallery of kernels that is kept under review."""
     place = Path(folder) if folder else _checkout() / "generated"
-    wanted = render()
+    wanted = {place / name: text for name, text in render().items()}
+    if not folder:
+        from attngen.cli import reference
+
+        wanted[_checkout() / "attngen" / "docs" / "reference.md"] = reference.render()
     stale: list[str] = []
-    for name, text in wanted.items():
-        path = place / name
+    for path, text in wanted.items():
+        name = path.name
         old = path.read_text(encoding="utf-8") if path.is_file() else ""
         if old == text:
             continue
@@ -66,10 +70,10 @@ def regen(
             )
             print("\n".join(lines[:60]))
         else:
-            place.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             common.write_text(str(path), text)
             common.say(f"wrote {path}")
-    extra = sorted(p.name for p in place.glob("*.py") if p.name not in wanted) if place.is_dir() else []
+    extra = sorted(p.name for p in place.glob("*.py") if p not in wanted) if place.is_dir() else []
     if check and (stale or extra):
         for name in extra:
             common.say(f"{name} is no kernel of the gallery: remove it")

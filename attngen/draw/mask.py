@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: Skipped, full and partial tiles, kept elements of partial tiles; told apart in grey as well.
 COLORS = {"skipped": "#eceff1", "full": "#2a9d8f", "partial": "#fbe3b3", "kept": "#e08e1b"}
 _INK, _SOFT, _ARROW = "#212529", "#6c757d", "#264653"
-_AREA, _LEFT, _TOP = 620.0, 74.0, 92.0
+_AREA, _LEFT, _TOP = 620.0, 74.0, 106.0
 #: Arrows of the loop are drawn up to this many row tiles.
 _ARROW_ROWS = 40
 
@@ -159,14 +159,8 @@ def _arrows(canvas: Canvas, loop: Tiling, shape: Shape, unit_x: float, unit_y: f
 
 
 def _ticks(canvas: Canvas, loop: Tiling, shape: Shape, unit_x: float, unit_y: float) -> None:
-    canvas.text(
-        _LEFT + shape.seqlen_kv * unit_x / 2,
-        _TOP - 18 if shape.seqlen_kv * unit_x > 200 else _TOP - 16,
-        "kv_idx",
-        size=11,
-        color=_SOFT,
-        anchor="middle",
-    )
+    middle = _LEFT + shape.seqlen_kv * unit_x / 2
+    canvas.text(middle, _TOP - 20, "kv_idx", size=11, color=_SOFT, anchor="middle")
     canvas.text(_LEFT - 66, _TOP + 10, "q_idx", size=11, color=_SOFT)
     every = max(1, -(-loop.n_blocks // 8))
     for n in range(0, loop.n_blocks + 1, every):
@@ -191,7 +185,7 @@ def _legend(canvas: Canvas, loop: Tiling, share: float, y: float) -> None:
             canvas.rect(x + 3, y - 7, 7, 7, COLORS["kept"])
         text = f"{label}, {count[key]} ({100 * count[key] / total:.0f} %)"
         canvas.text(x + 18, y, text, size=11)
-        x += 34 + 5.7 * len(text)
+        x += 34 + 5.3 * len(text)
     visited = (count["full"] + count["partial"]) / total
     arrows = "; arrows: order of the loop" if len(loop.rows) <= _ARROW_ROWS else ""
     canvas.text(
