@@ -145,7 +145,7 @@ def bind(
     )
     _check_shapes(bound)
     bound = replace(bound, tensors=_tensors(bound, tensors or {}))
-    value = bound.value(spec.scale, bound.params) if scale is None else torch.as_tensor(scale, device=qs[0].device)
+    value = bound.value(spec.scale, bound.params) if scale is None else torch.as_tensor(scale, device=qs[0].device, dtype=dtype)
     return replace(bound, scale=value.to(dtype))
 
 
@@ -172,7 +172,7 @@ def _params(
         value = given.get(p.name, p.default)
         if value is None:
             raise error("E0651", f"param `{p.name}` of `{spec.name}` has no default and was not given")
-        out[p.name] = torch.as_tensor(value, device=device).to(_PARAM_KINDS.get(p.type, dtype))
+        out[p.name] = torch.as_tensor(value, device=device, dtype=_PARAM_KINDS.get(p.type, dtype))
     return out
 
 
