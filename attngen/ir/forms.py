@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from attngen.ir.base import Node
 from attngen.ir.expr import Expr
 
@@ -49,7 +51,7 @@ class MaskForm(Node):
     bounds: tuple[TileBounds, ...]
     reasons: tuple[Reason, ...] = ()
 
-    @property
+    @cached_property
     def is_full(self) -> bool:
         """Every key of every row is kept."""
         return len(self.clauses) == 1 and self.clauses[0] == Clause()
