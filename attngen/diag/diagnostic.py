@@ -54,6 +54,14 @@ class AttnError(Exception):
         return self.diagnostics[0].code
 
 
-def error(code: str, message: str, *, at: Span | None = None, label: str = "", notes: tuple[str, ...] = (), helps: tuple[str, ...] = ()) -> AttnError:
+def error(
+    code: str,
+    message: str,
+    *,
+    at: Span | None = None,
+    label: str = "",
+    notes: tuple[str, ...] = (),
+    helps: tuple[str, ...] = (),
+) -> AttnError:
     """One-diagnostic AttnError."""
     return AttnError(Diagnostic(code, message, Label(at, label) if at else None, (), notes, helps))

@@ -1,4 +1,4 @@
-"""Prints diagnostics: with source and caret for people, one line for editors, JSON for tools, and GitHub annotations."""
+"""Prints diagnostics: source and caret for people, one line for editors, JSON for tools, GitHub annotations."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def to_json(diagnostics: Iterable[Diagnostic]) -> str:
 def visible(text: str) -> str:
     """`text` with control and direction characters spelled out, so that a spec cannot write to the terminal."""
     return "".join(
-        c if c == "\n" or unicodedata.category(c) not in ("Cc", "Cf", "Zl", "Zp", "Cs") else f"\\u{ord(c):04x}" for c in text
+        c if c == "\n" or unicodedata.category(c) not in ("Cc", "Cf", "Zl", "Zp", "Cs") else f"\\u{ord(c):04x}"
+        for c in text
     )
 
 

@@ -20,9 +20,12 @@ from attngen.syntax.scope import Scope, build_scope, read_source
 
 
 def load_spec(
-    source: str | Path, *, name: str | None = None, overrides: Mapping[str, object] | None = None,
+    source: str | Path,
+    *,
+    name: str | None = None,
+    overrides: Mapping[str, object] | None = None,
     include_dirs: Sequence[str | Path] = (),
-) -> AttentionSpec:  # fmt: skip
+) -> AttentionSpec:
     """Read one attention block.
 
     Args:
@@ -56,7 +59,7 @@ def load_all(source: str | Path, *, include_dirs: Sequence[str | Path] = ()) -> 
 
 
 def check_text(source: str | Path, *, include_dirs: Sequence[str | Path] = ()) -> list[Diagnostic]:
-    """All faults and warnings of a file, sorted by place; empty when it is good. Never raises on account of the spec."""
+    """All faults and warnings of a file, sorted by place; empty when it is good. A bad spec does not make it raise."""
     faults = Faults()
     try:
         scope = _scope(source, include_dirs, faults)
@@ -76,14 +79,21 @@ def _guarded(block: ast.Attention, scope: Scope, faults: Faults) -> AttentionSpe
         for d in fault.diagnostics:
             faults.keep(d)
     except RecursionError:
-        faults.add("E0108", f"attention `{block.name.text}` is nested too deeply for this call", block.head, "too deep here",
-                   helps=("call from fewer nested functions, or split its expressions with captured tensors",))  # fmt: skip
+        faults.add(
+            "E0108",
+            f"attention `{block.name.text}` is nested too deeply for this call",
+            block.head,
+            "too deep here",
+            helps=("call from fewer nested functions, or split its expressions with captured tensors",),
+        )
     return None
 
 
 def is_text(source: str | Path) -> bool:
     """A str that is a spec's text rather than a path."""
-    return isinstance(source, str) and bool(re.search(r"[\n{]", source) or re.match(r"\s*attn[ \t]+[0-9]+\s*$", source) or not source.strip())
+    return isinstance(source, str) and bool(
+        re.search(r"[\n{]", source) or re.match(r"\s*attn[ \t]+[0-9]+\s*$", source) or not source.strip()
+    )
 
 
 def open_source(source: str | Path) -> tuple[Source, Path | None]:
@@ -101,7 +111,9 @@ def _scope(source: str | Path, include_dirs: Sequence[str | Path], faults: Fault
         scope = build_scope(opened, path, [Path(d) for d in include_dirs], faults)
         check_defs(scope, faults)
     except RecursionError:
-        raise error("E0108", f"{opened.name} is nested too deeply for this call", helps=("split its expressions",)) from None
+        raise error(
+            "E0108", f"{opened.name} is nested too deeply for this call", helps=("split its expressions",)
+        ) from None
     return scope
 
 
@@ -114,5 +126,9 @@ def _pick(scope: Scope, name: str | None, source: str | Path) -> ast.Attention:
     if name not in scope.own:
         meant = closest(name, scope.own)
         known = ", ".join(scope.own)
-        raise error("E0222", f"{shown} declares no attention `{name}`", helps=(f"did you mean `{meant}`?" if meant else f"it declares {known}",))
+        raise error(
+            "E0222",
+            f"{shown} declares no attention `{name}`",
+            helps=(f"did you mean `{meant}`?" if meant else f"it declares {known}",),
+        )
     return scope.attentions[name]

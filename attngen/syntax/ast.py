@@ -1,4 +1,4 @@
-"""Surface syntax: what was written, with places, before any name is looked up. The formatter prints these nodes back."""
+"""Surface syntax: what was written, with places, before any name is looked up. The formatter prints it back."""
 
 from __future__ import annotations
 

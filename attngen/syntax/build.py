@@ -1,10 +1,11 @@
-"""Builds surface nodes while the LALR parser reduces, so that no parse tree exists and no recursion follows the input."""
+"""Builds surface nodes while the LALR parser reduces: no parse tree exists, and no recursion follows the input."""
 
 from __future__ import annotations
 
 import re
 import threading
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from lark import Token
@@ -25,7 +26,7 @@ class _State(threading.local):
 
 
 class Builder:
-    """One method per rule; the parser calls it with the children of the rule. Rules of expr.lark arrive with a prefix."""
+    """One method per rule, called with the children of the rule. Rules of expr.lark arrive with a prefix."""
 
     def __init__(self) -> None:
         self._state = _State()
@@ -48,18 +49,24 @@ class Builder:
     def _word(self, token: Token) -> ast.Word:
         if len(token) > limits.NAME_CHARS:
             raise error(
-                "E0108", f"name of {len(token)} characters", at=self._span(token), label="too long",
+                "E0108",
+                f"name of {len(token)} characters",
+                at=self._span(token),
+                label="too long",
                 helps=(f"use at most {limits.NAME_CHARS} characters",),
-            )  # fmt: skip
+            )
         return ast.Word(str(token), self._span(token))
 
     def _depth(self, parts: Sequence[Any], span: Span) -> int:
-        depth = 1 + max(p.depth for p in parts)
+        depth: int = 1 + max(p.depth for p in parts)
         if depth > limits.DEPTH:
             raise error(
-                "E0108", f"expression deeper than {limits.DEPTH} operations", at=span, label="this one is too deep",
+                "E0108",
+                f"expression deeper than {limits.DEPTH} operations",
+                at=span,
+                label="this one is too deep",
                 helps=("split it with `let` or `def`, or group a long chain with parentheses: `(a or b) or (c or d)`",),
-            )  # fmt: skip
+            )
         return depth
 
     # -- expressions ----------------------------------------------------------------------------------------------
@@ -70,7 +77,10 @@ class Builder:
     floating = integer
 
     def _number(self, token: Token, minus: Token | None = None) -> ast.Number:
-        span, text = self._span(minus if minus is not None else token, token), ("-" if minus is not None else "") + token
+        span, text = (
+            self._span(minus if minus is not None else token, token),
+            ("-" if minus is not None else "") + token,
+        )
         if token.type == "INT":
             value: int | float = int(text) if len(text) <= 12 else limits.INT32_MAX + 1
             fits = limits.INT32_MIN <= value <= limits.INT32_MAX
@@ -114,8 +124,15 @@ class Builder:
         op, operand = c
         if op == "-" and isinstance(operand, ast.Number) and not operand.text.startswith("-"):
             text = operand.text
-            return self._number(Token("FLOAT" if isinstance(operand.value, float) else "INT", text, operand.span.start,
-                                      end_pos=operand.span.end), op)  # fmt: skip
+            return self._number(
+                Token(
+                    "FLOAT" if isinstance(operand.value, float) else "INT",
+                    text,
+                    operand.span.start,
+                    end_pos=operand.span.end,
+                ),
+                op,
+            )
         value = plain(operand)
         span = self._span(op, operand)
         return ast.Unary("neg" if op == "-" else "not", value, span, self._depth((value,), span))
@@ -154,7 +171,9 @@ class Builder:
         return ast.HeadDim(self._word(c[0]), self._number(c[2]), v, self._span(c[0], last))
 
     def v_view(self, c: Sequence[Any]) -> ast.VView:
-        return ast.VView(self._word(c[0]), self._word(c[2]), self._number(c[4]), self._number(c[6]), self._span(c[0], c[7]))
+        return ast.VView(
+            self._word(c[0]), self._word(c[2]), self._number(c[4]), self._number(c[6]), self._span(c[0], c[7])
+        )
 
     def words(self, c: Sequence[Any]) -> ast.Words:
         return ast.Words(self._word(c[0]), tuple(self._word(t) for t in c[2::2]), self._span(c[0], c[-1]))
@@ -222,7 +241,7 @@ class Builder:
 
     def nested(self, c: Sequence[Any]) -> ast.Nested:
         settings = tuple(c[3:-1])
-        for a, b in zip(settings, settings[1:], strict=False):
+        for a, b in pairwise(settings):
             self._new_line(a, b, "clauses", "a new line")
         return ast.Nested(self._word(c[0]), self._word(c[1]), settings, self._span(c[0], c[-1]))
 
@@ -231,8 +250,13 @@ class Builder:
     def string(self, token: Token) -> str:
         """The text of a string token, escapes undone."""
         if len(token) > limits.STRING_CHARS:
-            raise error("E0108", f"string longer than {limits.STRING_CHARS} characters", at=self._span(token), label="too long",
-                        helps=("split a doc text into several strings, one a line",))  # fmt: skip
+            raise error(
+                "E0108",
+                f"string longer than {limits.STRING_CHARS} characters",
+                at=self._span(token),
+                label="too long",
+                helps=("split a doc text into several strings, one a line",),
+            )
         return re.sub(r"\\(.)", r"\1", token[1:-1])
 
     def include(self, c: Sequence[Any]) -> ast.Include:
@@ -255,7 +279,7 @@ class Builder:
         strings = [x for x in c if isinstance(x, Token) and x.type == "STRING"]
         rest = c[len(strings) :]
         clauses = tuple(rest[5:-1])
-        for a, b in zip(clauses, clauses[1:], strict=False):
+        for a, b in pairwise(clauses):
             self._new_line(a, b, "clauses", "a new line")
         base = self._word(rest[3]) if rest[3] is not None else None
         doc = tuple(self.string(s) for s in strings)
@@ -267,16 +291,23 @@ class Builder:
 
     def start(self, c: Sequence[Any]) -> ast.File:
         if len(c) - 1 > limits.ITEMS:
-            raise error("E0108", f"more than {limits.ITEMS} definitions and attention blocks in one file", at=c[limits.ITEMS].span)
+            raise error(
+                "E0108",
+                f"more than {limits.ITEMS} definitions and attention blocks in one file",
+                at=c[limits.ITEMS].span,
+            )
         return ast.File(c[0], tuple(c[1:]))
 
     def _new_line(self, a: Any, b: Any, what: str, separator: str) -> None:
         if "\n" not in self._state.source.text[a.span.end : b.span.start]:
             word = b.word if hasattr(b, "word") else b.name
             raise error(
-                "E0109", f"two {what} on one line", at=word.span, label=f"`{word.text}` starts another one",
+                "E0109",
+                f"two {what} on one line",
+                at=word.span,
+                label=f"`{word.text}` starts another one",
                 helps=(f"put {separator} before `{word.text}`",),
-            )  # fmt: skip
+            )
 
 
 class _Parens:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attngen.diag.diagnostic import Label
-from attngen.ir.expr import Atom, Expr, Load, Param, walk
+from attngen.ir.expr import Atom, Expr, Load, walk
 from attngen.ir.functions import to_float
 from attngen.ir.types import Type
-from attngen.syntax import ast, words
+from attngen.syntax import ast
 from attngen.syntax.collect import Faults
 from attngen.syntax.typing import Typer
-
-_ROW = ("s", "kv_idx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +24,37 @@ class Rule:
 
 
 RULES = {
-    "mask": Rule(Type.BOOL, ("s", "o", "d"), "a mask decides by position, before any score is known",
-                 "change scores in `score`"),
-    "score": Rule(Type.FLOAT, ("o", "d"), "scores exist before there is any output", "change the output in `epilogue`"),
-    "sink": Rule(Type.FLOAT, (*_ROW, "o", "d"), "a sink is one extra logit of a row, the same for every key", "read row values only: `sinks[h]`"),
-    "weight": Rule(Type.FLOAT, (*_ROW, "o", "d"), "a branch is weighed as a whole, a row at a time", "read row values only: `lam[h]`"),
-    "epilogue": Rule(Type.FLOAT, _ROW, "the epilogue sees a finished output row, all keys summed", "change scores in `score`"),
-}  # fmt: skip
+    "mask": Rule(
+        Type.BOOL,
+        ("s", "o", "d"),
+        "a mask decides by position, before any score is known",
+        "change scores in `score`",
+    ),
+    "score": Rule(
+        Type.FLOAT,
+        ("o", "d"),
+        "scores exist before there is any output",
+        "change the output in `epilogue`",
+    ),
+    "sink": Rule(
+        Type.FLOAT,
+        ("s", "kv_idx", "o", "d"),
+        "a sink is one extra logit of a row, the same for every key",
+        "read row values only: `sinks[h]`",
+    ),
+    "weight": Rule(
+        Type.FLOAT,
+        ("s", "kv_idx", "o", "d"),
+        "a branch is weighed as a whole, a row at a time",
+        "read row values only: `lam[h]`",
+    ),
+    "epilogue": Rule(
+        Type.FLOAT,
+        ("s", "kv_idx"),
+        "the epilogue sees a finished output row, all keys summed",
+        "change scores in `score`",
+    ),
+}
 
 
 def evaluate(setting: ast.Setting, typer: Typer, faults: Faults) -> Expr | None:
@@ -41,7 +63,7 @@ def evaluate(setting: ast.Setting, typer: Typer, faults: Faults) -> Expr | None:
     if typed is None:
         return None
     e, word = typed.expr, setting.word.text
-    rule = RULES.get(word, RULES["score"])
+    rule = RULES.get(word, RULES["score"])  # scale: a number too; what it reads is checked by itself
     if not _has_type(e, setting, rule, faults):
         return None
     if word == "scale":
@@ -56,9 +78,19 @@ def _has_type(e: Expr, setting: ast.Setting, rule: Rule, faults: Faults) -> bool
     if rule.type is Type.BOOL:
         if e.type is Type.BOOL:
             return True
-        mend = "compare the score's position, not the score: `mask = kv_idx <= q_pos`" if e.type is Type.FLOAT else "compare the two positions: `mask = kv_idx <= q_pos`"
-        faults.add("E0302", f"{word} must be true or false, found `{e.type}`", at, f"this has type `{e.type}`",
-                   notes=("a mask keeps a score where it is true and sets it to -inf elsewhere",), helps=(mend,))  # fmt: skip
+        mend = (
+            "compare the score's position, not the score: `mask = kv_idx <= q_pos`"
+            if e.type is Type.FLOAT
+            else "compare the two positions: `mask = kv_idx <= q_pos`"
+        )
+        faults.add(
+            "E0302",
+            f"{word} must be true or false, found `{e.type}`",
+            at,
+            f"this has type `{e.type}`",
+            notes=("a mask keeps a score where it is true and sets it to -inf elsewhere",),
+            helps=(mend,),
+        )
         return False
     if e.type is not Type.BOOL:
         return True
@@ -71,17 +103,30 @@ def _check_scale(e: Expr, setting: ast.Setting, faults: Faults) -> None:
     for node in walk(e):
         name = node.name if isinstance(node, Atom) else node.tensor if isinstance(node, Load) else None
         if name is not None:
-            faults.add("E0305", f"scale reads `{name}`", node.span or setting.value.span, "varies inside a launch",
-                       also=_within(node, setting), notes=("scale is one number for the whole call: params and constants only",),
-                       helps=("multiply in `score` instead: `score = s * …`",))  # fmt: skip
+            faults.add(
+                "E0305",
+                f"scale reads `{name}`",
+                node.span or setting.value.span,
+                "varies inside a launch",
+                also=_within(node, setting),
+                notes=("scale is one number for the whole call: params and constants only",),
+                helps=("multiply in `score` instead: `score = s * …`",),
+            )
 
 
 def _check_reads(e: Expr, setting: ast.Setting, rule: Rule, faults: Faults) -> None:
     word = setting.word.text
     for node in walk(e):
         if isinstance(node, Atom) and node.name in rule.forbidden:
-            faults.add("E0304", f"{word} may not read `{node.name}`", node.span or setting.value.span, "not known here",
-                       also=_within(node, setting), notes=(rule.why,), helps=(rule.mend,))  # fmt: skip
+            faults.add(
+                "E0304",
+                f"{word} may not read `{node.name}`",
+                node.span or setting.value.span,
+                "not known here",
+                also=_within(node, setting),
+                notes=(rule.why,),
+                helps=(rule.mend,),
+            )
 
 
 def _within(node: Expr, setting: ast.Setting) -> tuple[Label, ...]:
@@ -90,11 +135,3 @@ def _within(node: Expr, setting: ast.Setting) -> tuple[Label, ...]:
     if span is None or (span.source is at.source and at.start <= span.start and span.end <= at.end):
         return ()
     return (Label(at, f"read through this `{setting.word.text}`"),)
-
-
-def used_params(*expressions: Expr | None) -> set[str]:
-    """Names of params that any of the expressions reads."""
-    return {n.name for e in expressions if e is not None for n in walk(e) if isinstance(n, Param)}
-
-
-__all__ = ["RULES", "evaluate", "used_params", "words"]

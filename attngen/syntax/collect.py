@@ -17,9 +17,17 @@ class Faults:
         self._sources: dict[Source, int] = {}
 
     def add(
-        self, code: str, message: str, at: Span | None = None, label: str = "", *, also: Sequence[Label] = (),
-        notes: Sequence[str] = (), helps: Sequence[str] = (), severity: Severity = Severity.ERROR,
-    ) -> None:  # fmt: skip
+        self,
+        code: str,
+        message: str,
+        at: Span | None = None,
+        label: str = "",
+        *,
+        also: Sequence[Label] = (),
+        notes: Sequence[str] = (),
+        helps: Sequence[str] = (),
+        severity: Severity = Severity.ERROR,
+    ) -> None:
         """Record a fault, unless this code already stands at this place."""
         primary = Label(at, label) if at is not None else None
         self.keep(Diagnostic(code, message, primary, tuple(also), tuple(notes), tuple(helps), severity))
@@ -33,6 +41,7 @@ class Faults:
 
     def sorted(self) -> list[Diagnostic]:
         """By file (in order of first fault) and place; at most `limits.FAULTS` errors."""
+
         def place(d: Diagnostic) -> tuple[int, int, int, str]:
             span = d.primary.span if d.primary else None
             return (self._sources[span.source], span.start, span.end, d.code) if span else (-1, 0, 0, d.code)

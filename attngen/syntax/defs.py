@@ -56,17 +56,33 @@ def _check(define: ast.Define, scope: Scope, faults: Faults) -> dict[str, ast.Su
                 uses.setdefault(node.name, node)
             elif (node.name not in ATOMS or node.name in words.HIDDEN_ATOMS) and node.name not in constants:
                 meant = closest(node.name, [*formals, *ATOMS, *scope.defs])
-                help_ = words.FOREIGN.get(node.name) or (f"did you mean `{meant}`?" if meant else f"make `{node.name}` an argument of `{define.name.text}`")
-                faults.add("E0201", f"unknown name `{node.name}` in def `{define.name.text}`", node.span, "not an argument, an atom or a def",
-                           notes=("a def sees its own arguments, the atoms and other defs, not what an attention declares",),
-                           helps=(help_,))  # fmt: skip
+                help_ = words.FOREIGN.get(node.name) or (
+                    f"did you mean `{meant}`?" if meant else f"make `{node.name}` an argument of `{define.name.text}`"
+                )
+                faults.add(
+                    "E0201",
+                    f"unknown name `{node.name}` in def `{define.name.text}`",
+                    node.span,
+                    "not an argument, an atom or a def",
+                    notes=("a def sees its own arguments, the atoms and other defs, not what an attention declares",),
+                    helps=(help_,),
+                )
         elif isinstance(node, ast.Call) and not words.callable_name(node.name.text):
             if node.name.text in scope.defs:
                 uses.setdefault(node.name.text, node)
+            else:
+                name = node.name
+                helps = (words.call_help(name.text, scope.defs),)
+                faults.add("E0202", f"unknown function `{name.text}`", name.span, "not defined", helps=helps)
         elif isinstance(node, ast.Load) and node.name.text not in formals:
-            faults.add("E0201", f"unknown tensor `{node.name.text}` in def `{define.name.text}`", node.name.span, "not an argument",
-                       notes=("a def sees its own arguments, the atoms and other defs, not what an attention declares",),
-                       helps=(f"make `{node.name.text}` an argument of `{define.name.text}`",))  # fmt: skip
+            faults.add(
+                "E0201",
+                f"unknown tensor `{node.name.text}` in def `{define.name.text}`",
+                node.name.span,
+                "not an argument",
+                notes=("a def sees its own arguments, the atoms and other defs, not what an attention declares",),
+                helps=(f"make `{node.name.text}` an argument of `{define.name.text}`",),
+            )
     return uses
 
 
@@ -76,11 +92,21 @@ def _check_formal(formal: ast.Formal, faults: Faults) -> None:
         return
     if formal.type.text not in kinds:
         meant = closest(formal.type.text, kinds)
-        faults.add("E0217", f"unknown type `{formal.type.text}` of argument `{formal.name.text}`", formal.type.span, "not a type",
-                   helps=(f"did you mean `{meant}`?" if meant else f"write {quoted(kinds)}",))  # fmt: skip
+        faults.add(
+            "E0217",
+            f"unknown type `{formal.type.text}` of argument `{formal.name.text}`",
+            formal.type.span,
+            "not a type",
+            helps=(f"did you mean `{meant}`?" if meant else f"write {quoted(kinds)}",),
+        )
     elif formal.bounds and formal.type.text not in ("int", "float"):
-        faults.add("E0217", f"a {formal.type.text} has no bounds (`{formal.name.text}`)", formal.bounds[0].span, "nothing to bound",
-                   helps=("remove the bound",))  # fmt: skip
+        faults.add(
+            "E0217",
+            f"a {formal.type.text} has no bounds (`{formal.name.text}`)",
+            formal.bounds[0].span,
+            "nothing to bound",
+            helps=("remove the bound",),
+        )
     else:
         for bound in formal.bounds:
             for side in (bound.low, bound.high):
@@ -107,9 +133,14 @@ def _check_recursion(uses: dict[str, dict[str, ast.SurfaceExpr]], scope: Scope, 
             elif child in path:
                 circle = path[path.index(child) :]
                 head = scope.defs[child]
-                faults.add("E0221", f"def `{child}` uses itself", head.name.span, "defined through itself",
-                           notes=(" uses ".join([*circle, child]),),
-                           helps=("defs are inlined, so they cannot recurse; write the expression out",))  # fmt: skip
+                faults.add(
+                    "E0221",
+                    f"def `{child}` uses itself",
+                    head.name.span,
+                    "defined through itself",
+                    notes=(" uses ".join([*circle, child]),),
+                    helps=("defs are inlined, so they cannot recurse; write the expression out",),
+                )
             elif child not in done:
                 path.append(child)
                 stack.append((child, iter(uses[child])))

@@ -11,25 +11,62 @@ from attngen.diag.diagnostic import AttnError, Diagnostic, Label, error
 from attngen.diag.span import Source, Span
 
 _SPELLED = {
-    "NAME": "a name", "INT": "a whole number", "FLOAT": "a number", "STRING": "a text in double quotes",
-    "SHAPE": "a shape such as `128 x 64`", "$END": "the end of the file", "COMPARE": "a comparison", "SLASH2": "`//`",
-    "PLUS": "`+`", "MINUS": "`-`", "STAR": "`*`", "SLASH": "`/`", "PERCENT": "`%`", "LPAR": "`(`", "RPAR": "`)`",
-    "LSQB": "`[`", "RSQB": "`]`", "COMMA": "`,`", "EQUALS": "`=`", "COLON": "`:`", "LBRACE": "`{`", "RBRACE": "`}`",
-    "DOTS": "`..`", "AT_LEAST": "`>=`", "AT_MOST": "`<=`",
-}  # fmt: skip
+    "NAME": "a name",
+    "INT": "a whole number",
+    "FLOAT": "a number",
+    "STRING": "a text in double quotes",
+    "SHAPE": "a shape such as `128 x 64`",
+    "$END": "the end of the file",
+    "COMPARE": "a comparison",
+    "SLASH2": "`//`",
+    "PLUS": "`+`",
+    "MINUS": "`-`",
+    "STAR": "`*`",
+    "SLASH": "`/`",
+    "PERCENT": "`%`",
+    "LPAR": "`(`",
+    "RPAR": "`)`",
+    "LSQB": "`[`",
+    "RSQB": "`]`",
+    "COMMA": "`,`",
+    "EQUALS": "`=`",
+    "COLON": "`:`",
+    "LBRACE": "`{`",
+    "RBRACE": "`}`",
+    "DOTS": "`..`",
+    "AT_LEAST": "`>=`",
+    "AT_MOST": "`<=`",
+}
 #: Terminals that stand for one idea when all of the second column may come next.
 _GROUPS = (
-    ("an expression", {"INT", "NAME", "LPAR", "MINUS"}, {"INT", "FLOAT", "TRUE", "FALSE", "NAME", "LPAR", "MINUS", "NOT"}),
-    ("an operator", {"PLUS", "STAR"}, {"PLUS", "MINUS", "STAR", "SLASH", "SLASH2", "PERCENT", "COMPARE", "AND", "OR", "IF"}),
+    (
+        "an expression",
+        {"INT", "NAME", "LPAR", "MINUS"},
+        {"INT", "FLOAT", "TRUE", "FALSE", "NAME", "LPAR", "MINUS", "NOT"},
+    ),
+    (
+        "an operator",
+        {"PLUS", "STAR"},
+        {"PLUS", "MINUS", "STAR", "SLASH", "SLASH2", "PERCENT", "COMPARE", "AND", "OR", "IF", "LPAR", "LSQB"},
+    ),
 )
 _PUNCTUATION = frozenset(_SPELLED) - {"$END"}
 #: Slips, by the text at the fault (longest first), and what to write instead.
 _SLIPS = (
-    ("&&", "write `and`"), ("||", "write `or`"), ("!", "write `not`, or `!=` for unequal"), ("**", "write `x * x`, or `exp(y * log(x))`"),
-    ("^", "write `x * x`, or `exp(y * log(x))`"), ("&", "write `and`"), ("|", "write `or`"), ("=", "write `==` to compare"),
-    ("'", "write texts in double quotes"), (";", "a new line ends a clause"), ("?", "write `a if condition else b`"),
-    ("~", "write `not`"), (".", "write a digit on each side of the point: `0.5`, `2.0`"),
-)  # fmt: skip
+    ("&&", "write `and`"),
+    ("||", "write `or`"),
+    ("!", "write `not`, or `!=` for unequal"),
+    ("**", "write `x * x`, or `exp(y * log(x))`"),
+    ("^", "write `x * x`, or `exp(y * log(x))`"),
+    ("&", "write `and`"),
+    ("|", "write `or`"),
+    ("=", "write `==` to compare"),
+    ("'", "write texts in double quotes"),
+    (";", "a new line ends a clause"),
+    ("?", "write `a if condition else b`"),
+    ("~", "write `not`"),
+    (".", "write a digit on each side of the point: `0.5`, `2.0`"),
+)
 
 
 def spelled(terminal: str) -> str:
@@ -63,17 +100,33 @@ def bad_character(source: Source, at: int) -> AttnError:
     if c == '"':
         line_end = text.find("\n", at)
         end = len(text) if line_end < 0 else line_end
-        return error("E0104", "text is not closed on its line, or holds an unknown escape", at=Span(source, at, end),
-                     label="starts here", notes=('inside a text only `\\"` and `\\\\` are escapes',),
-                     helps=("close it with `\"`; several texts in a row make several lines",))  # fmt: skip
+        return error(
+            "E0104",
+            "text is not closed on its line, or holds an unknown escape",
+            at=Span(source, at, end),
+            label="starts here",
+            notes=('inside a text only `\\"` and `\\\\` are escapes',),
+            helps=('close it with `"`; several texts in a row make several lines',),
+        )
     if c.isascii() and c.isdigit():
         end = at
         while end < len(text) and (text[end].isalnum() or text[end] in "_."):
             end += 1
-        return error("E0102", f"`{text[at:end][:40]}` is no number", at=Span(source, at, end), label="malformed number",
-                     helps=("write `128`, `0.5` or `1.0e-5`; a name starts with a letter",))  # fmt: skip
+        return error(
+            "E0102",
+            f"`{text[at:end][:40]}` is no number",
+            at=Span(source, at, end),
+            label="malformed number",
+            helps=("write `128`, `0.5` or `1.0e-5`; a name starts with a letter",),
+        )
     help_ = _slip(text, at) or "names, numbers and operators are ASCII; see grammar/README.md"
-    return error("E0102", f"unexpected character `{c}`", at=Span(source, at, at + 1), label="not part of the language", helps=(help_,))
+    return error(
+        "E0102",
+        f"unexpected character `{c}`",
+        at=Span(source, at, at + 1),
+        label="not part of the language",
+        helps=(help_,),
+    )
 
 
 def bad_token(source: Source, fault: UnexpectedToken, unclosed: list[Span]) -> AttnError:
@@ -84,9 +137,14 @@ def bad_token(source: Source, fault: UnexpectedToken, unclosed: list[Span]) -> A
         return _end_of_file(source, accepts, unclosed)
     at = Span(source, token.start_pos or 0, token.end_pos or 0)
     if accepts == {"ATTN"}:
-        return error("E0105", "the language line is missing", at=at, label="expected `attn 1` before this",
-                     notes=("it says which version of the language the file is written in",),
-                     helps=("make `attn 1` the first line",))  # fmt: skip
+        return error(
+            "E0105",
+            "the language line is missing",
+            at=at,
+            label="expected `attn 1` before this",
+            notes=("it says which version of the language the file is written in",),
+            helps=("make `attn 1` the first line",),
+        )
     words = {t.lower() for t in accepts - _PUNCTUATION - {"$END"}}
     same_line = bool(source.text[: at.start].rpartition("\n")[2].strip())
     if token[:1].isalpha() and not (same_line and "PLUS" in accepts) and words & {"mask", "def", "sink"}:
@@ -98,29 +156,51 @@ def bad_token(source: Source, fault: UnexpectedToken, unclosed: list[Span]) -> A
         help_ = "`head_dim = 192, v = 128` gives V its own head dim; `v = k[0:512]` makes V a view of K"
     elif token == "grad" and "EQUALS" in accepts:
         help_ = "only tensors take `grad`; declare a trainable scalar as `tensor x: f32[1] grad` and read `x[0]`"
-    return error("E0101", f"expected {expected}, found {shown}", at=at, label=f"expected {expected}", helps=(help_,) if help_ else ())
+    open_bracket = unclosed[-1:] if accepts & {"RPAR", "RSQB"} and token.type in ("RBRACE", "EQUALS", "LBRACE") else []
+    return AttnError(
+        Diagnostic(
+            "E0101",
+            f"expected {expected}, found {shown}",
+            Label(at, f"expected {expected}"),
+            tuple(Label(span, "opened here") for span in open_bracket),
+            helps=(help_,) if help_ else (),
+        )
+    )
 
 
 def _unknown_word(word: str, at: Span, words: set[str]) -> AttnError:
-    place = "file" if "def" in words else "branch or segment" if "weight" in words or "param" not in words else "attention block"
+    inner = "a branch or segment" if "weight" in words else "an attention block"
+    place = "a file" if "def" in words else inner
     known = sorted(words - {"and", "or", "if"})
     meant = closest(word, known)
     helps = (f"did you mean `{meant}`?",) if meant else (f"write {quoted(known)}",)
-    return error("E0103", f"unknown word `{word[:40]}` in {'a' if place != 'attention block' else 'an'} {place}", at=at,
-                 label="no clause starts with this word", helps=helps)  # fmt: skip
+    return error(
+        "E0103",
+        f"unknown word `{word[:40]}` in {place}",
+        at=at,
+        label="no clause starts with this word",
+        helps=helps,
+    )
 
 
 def _end_of_file(source: Source, accepts: set[str], unclosed: list[Span]) -> AttnError:
     end = len(source.text.rstrip())
     at = Label(Span(source, end, end), f"expected {_expected(accepts, False)}")
     if accepts == {"ATTN"}:
-        return error("E0105", "the file is empty", at=at.span, label="expected `attn 1`", helps=("make `attn 1` the first line",))
+        return error(
+            "E0105", "the file is empty", at=at.span, label="expected `attn 1`", helps=("make `attn 1` the first line",)
+        )
     if unclosed:
         bracket = source.text[unclosed[-1].start]
         return AttnError(
-            Diagnostic("E0107", f"the file ends before `{bracket}` is closed", at, (Label(unclosed[-1], "opened here"),),
-                       helps=(f"add `{ {'(': ')', '[': ']', '{': '}'}[bracket] }`",))
-        )  # fmt: skip
+            Diagnostic(
+                "E0107",
+                f"the file ends before `{bracket}` is closed",
+                at,
+                (Label(unclosed[-1], "opened here"),),
+                helps=(f"add `{ {'(': ')', '[': ']', '{': '}'}[bracket] }`",),
+            )
+        )
     return AttnError(Diagnostic("E0107", "the file ends too early", at))
 
 

@@ -114,11 +114,20 @@ def _clause(clause: ast.Clause, source: Source, comments: list[int]) -> Iterator
         yield Unit(start, end, 1, "let", word="let", name=clause.name.text, value=clause.value)
     elif isinstance(clause, ast.Param):
         default = f" = {expression(clause.default)}" if clause.default is not None else ""
-        yield Unit(start, end, 1, "declaration", word="param", value=f"{clause.name.text}: {clause.type.text}{bounds(clause.bounds)}{default}")
+        yield Unit(
+            start,
+            end,
+            1,
+            "declaration",
+            word="param",
+            value=f"{clause.name.text}: {clause.type.text}{bounds(clause.bounds)}{default}",
+        )
     elif isinstance(clause, ast.Tensor):
         dims = ", ".join(d.text for d in clause.dims)
         flags = "".join(f" {f.text}" for f in clause.flags)
-        yield Unit(start, end, 1, "declaration", word="tensor", value=f"{clause.name.text}: {clause.dtype.text}[{dims}]{flags}")
+        yield Unit(
+            start, end, 1, "declaration", word="tensor", value=f"{clause.name.text}: {clause.dtype.text}[{dims}]{flags}"
+        )
     else:
         yield Unit(start, end, 1, "setting", word=word, value=_setting_value(clause))
 

@@ -21,12 +21,26 @@ _TENSOR_KEYS = ("dtype", "dims", "grad", "sorted")
 
 
 def make_spec(
-    name: str, *, head_dim: int, head_dim_v: int | None = None, doc: str | None = None, dtype: str = "bf16", layout: str = "bshd",
-    scale: str | float | None = None, score: str | None = None, mask: str | None = None, sink: str | float | None = None,
-    normalizer: str = "softmax", epilogue: str | None = None, params: Mapping[str, Mapping[str, object]] | None = None,
-    tensors: Mapping[str, Mapping[str, object]] | None = None, lets: Mapping[str, str] | None = None,
-    include: Sequence[str] = ("std.attn",), include_dirs: Sequence[str | Path] = (), **options: object,
-) -> AttentionSpec:  # fmt: skip
+    name: str,
+    *,
+    head_dim: int,
+    head_dim_v: int | None = None,
+    doc: str | None = None,
+    dtype: str = "bf16",
+    layout: str = "bshd",
+    scale: str | float | None = None,
+    score: str | None = None,
+    mask: str | None = None,
+    sink: str | float | None = None,
+    normalizer: str = "softmax",
+    epilogue: str | None = None,
+    params: Mapping[str, Mapping[str, object]] | None = None,
+    tensors: Mapping[str, Mapping[str, object]] | None = None,
+    lets: Mapping[str, str] | None = None,
+    include: Sequence[str] = ("std.attn",),
+    include_dirs: Sequence[str | Path] = (),
+    **options: object,
+) -> AttentionSpec:
     """A spec from Python values, checked exactly as a file is.
 
         make_spec("local", head_dim=64, mask="causal and window(keys)", params={"keys": {"type": "int", "minimum": 1}})
@@ -40,7 +54,7 @@ def make_spec(
         tensors: by name, `dtype`, `dims` (axis names or extents), `grad`, `sorted`.
         lets: expressions by name.
         include: files whose defs the expressions may use.
-        options: whatever `load_spec` takes as overrides: `tile_m`, `stages`, `order`, `deterministic`, `out_dtype`, `target`, …
+        options: what `load_spec` takes as overrides: `tile_m`, `stages`, `order`, `deterministic`, `out_dtype`, …
 
     Raises:
         AttnError: E0112 for a Python value that no spec can hold; otherwise as load_spec.
@@ -50,7 +64,10 @@ def make_spec(
     lines += [f"attention {_name(name)} {{", f"head_dim = {_int(head_dim, 'head_dim')}"]
     if head_dim_v is not None:
         lines[-1] += f", v = {_int(head_dim_v, 'head_dim_v')}"
-    lines += [f"{word} = {_name(value, word)}" for word, value in (("dtype", dtype), ("layout", layout), ("normalizer", normalizer))]
+    lines += [
+        f"{word} = {_name(value, word)}"
+        for word, value in (("dtype", dtype), ("layout", layout), ("normalizer", normalizer))
+    ]
     lines += [_param(n, p) for n, p in (params or {}).items()]
     lines += [_tensor(n, t) for n, t in (tensors or {}).items()]
     lines += [f"let {_name(n)} = {_expression(e, n)}" for n, e in (lets or {}).items()]
@@ -74,7 +91,11 @@ def _tensor(name: str, given: Mapping[str, object]) -> str:
     if not isinstance(dims, tuple | list) or not dims:
         raise _bad(f"tensor `{name}` needs `dims`", "give axis names or extents: `dims=('batch', 'seqlen_kv')`")
     axes = ", ".join(_int(d, f"an axis of `{name}`") if isinstance(d, int) else _name(d, "an axis") for d in dims)
-    return f"tensor {_name(name)}: {_name(given.get('dtype', 'f32'))}[{axes}]" + " grad" * bool(given.get("grad")) + " sorted" * bool(given.get("sorted"))
+    return (
+        f"tensor {_name(name)}: {_name(given.get('dtype', 'f32'))}[{axes}]"
+        + " grad" * bool(given.get("grad"))
+        + " sorted" * bool(given.get("sorted"))
+    )
 
 
 def _expression(value: object, what: str) -> str:
@@ -82,7 +103,9 @@ def _expression(value: object, what: str) -> str:
     if isinstance(value, bool | int | float):
         return _literal(value, what)
     if not isinstance(value, str):
-        raise _bad(f"`{what}` must be a string in spec spelling, found {type(value).__name__}", "write the expression as text")
+        raise _bad(
+            f"`{what}` must be a string in spec spelling, found {type(value).__name__}", "write the expression as text"
+        )
     return unparse.expression(parse_expression(Source(f"<{what}>", value)))
 
 
@@ -91,7 +114,9 @@ def _literal(value: object, what: str) -> str:
         return print_literal(value)
     if isinstance(value, float) and value == value and abs(value) != float("inf"):
         return print_literal(value)
-    raise _bad(f"{what} must be a finite number or a bool, found {str(value)[:40]!r}", "give a Python int, float or bool")
+    raise _bad(
+        f"{what} must be a finite number or a bool, found {str(value)[:40]!r}", "give a Python int, float or bool"
+    )
 
 
 def _int(value: object, what: str) -> str:

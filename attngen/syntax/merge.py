@@ -1,4 +1,4 @@
-"""`attention b extends a { … }`: a block together with what it inherits. Child clauses replace, declarations merge by name."""
+"""`attention b extends a { … }`: a block with what it inherits. Child clauses replace, declarations merge by name."""
 
 from __future__ import annotations
 
@@ -37,8 +37,14 @@ def merged(block: ast.Attention, scope: Scope, faults: Faults) -> ast.Attention 
             names = " extends ".join([*(b.name.text for b in chain[chain.index(base) :]), base.name.text])
             first = min(chain[chain.index(base) :], key=lambda b: b.span.start)
             at = first.base or first.name
-            faults.add("E0218", "attention blocks extend each other", at.span, "part of a circle", notes=(names,),
-                       helps=("let one of them stand alone",))  # fmt: skip
+            faults.add(
+                "E0218",
+                "attention blocks extend each other",
+                at.span,
+                "part of a circle",
+                notes=(names,),
+                helps=("let one of them stand alone",),
+            )
             return None
         chain.append(base)
     table: dict[Key, ast.Clause] = {}
@@ -73,9 +79,21 @@ def single(block: ast.Attention, faults: Faults) -> dict[Key, ast.Clause]:
         new_word = clause.name if isinstance(clause, ast.Let | ast.Param | ast.Tensor | ast.Nested) else clause.word
         old_word = old.name if isinstance(old, ast.Let | ast.Param | ast.Tensor | ast.Nested) else old.word
         code, verb = ("E0203", "declared") if named else ("E0206", "given")
-        help_ = "rename one of them" if named else "keep one; join conditions with `and`" if k == ("mask",) else "keep one of them"
-        faults.add(code, f"`{new_word.text}` is {verb} twice", new_word.span, "second time",
-                   also=(Label(old_word.span, "first time"),), helps=(help_,))  # fmt: skip
+        help_ = (
+            "rename one of them"
+            if named
+            else "keep one; join conditions with `and`"
+            if k == ("mask",)
+            else "keep one of them"
+        )
+        faults.add(
+            code,
+            f"`{new_word.text}` is {verb} twice",
+            new_word.span,
+            "second time",
+            also=(Label(old_word.span, "first time"),),
+            helps=(help_,),
+        )
     return table
 
 
@@ -84,8 +102,14 @@ def _once(parts: tuple[ast.Setting, ...] | tuple[ast.Entry, ...], faults: Faults
     for part in parts:
         word = part.word if isinstance(part, ast.Setting) else part.name
         if word.text in seen:
-            faults.add("E0206", f"`{word.text}` is given twice", word.span, "second time",
-                       also=(Label(seen[word.text].span, "first time"),), helps=("keep one of them",))  # fmt: skip
+            faults.add(
+                "E0206",
+                f"`{word.text}` is given twice",
+                word.span,
+                "second time",
+                also=(Label(seen[word.text].span, "first time"),),
+                helps=("keep one of them",),
+            )
         seen.setdefault(word.text, word)
 
 

@@ -1,4 +1,4 @@
-"""Clauses given from outside the file: `overrides={"head_dim": 64, "tile_m": 128}`. They become a block that extends the chosen one."""
+"""Clauses from outside the file, `overrides={"head_dim": 64, "tile_m": 128}`: a block that extends the chosen one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from attngen.syntax.scope import Scope
 
 #: Option name -> (block or None for a clause, entry or clause word).
 OPTIONS: dict[str, tuple[str | None, str]] = {
-    "head_dim": (None, "head_dim"), "head_dim_v": (None, "head_dim_v"), "dtype": (None, "dtype"), "layout": (None, "layout"),
-    "normalizer": (None, "normalizer"), "target": (None, "target"), "out_dtype": ("output", "dtype"), "max_logit": ("output", "max_logit"),
-    "deterministic": ("backward", "deterministic"), **{name: ("schedule", name) for name in hints.SCHEDULE},
-}  # fmt: skip
+    **{word: (None, word) for word in ("head_dim", "head_dim_v", "dtype", "layout", "normalizer", "target")},
+    "out_dtype": ("output", "dtype"),
+    "max_logit": ("output", "max_logit"),
+    "deterministic": ("backward", "deterministic"),
+    **{name: ("schedule", name) for name in hints.SCHEDULE},
+}
 _VALUE = re.compile(r"[A-Za-z0-9_]{1,64}( ?x ?[A-Za-z0-9_]{1,16})?(, ?[A-Za-z0-9_]{1,64})*$")
 
 
@@ -37,10 +39,15 @@ def overridden(block: ast.Attention, scope: Scope, overrides: Mapping[str, objec
         return block
     lines = [f"attention {block.name.text} {{"]
     lines += _head_dims(whole, given)
-    lines += [f"  {word} = {given[name]}" for name, (part, word) in OPTIONS.items()
-              if part is None and name in given and not name.startswith("head_dim")]  # fmt: skip
+    lines += [
+        f"  {word} = {given[name]}"
+        for name, (part, word) in OPTIONS.items()
+        if part is None and name in given and not name.startswith("head_dim")
+    ]
     for part in ("output", "schedule", "backward"):
-        entries = [f"{word} = {given[name]}" for name, (owner, word) in OPTIONS.items() if owner == part and name in given]
+        entries = [
+            f"{word} = {given[name]}" for name, (owner, word) in OPTIONS.items() if owner == part and name in given
+        ]
         if entries:
             lines.append(f"  {part} {{ {', '.join(entries)} }}")
     file = parse_file(Source("<overrides>", "\n".join(["attn 1", *lines, "}"]) + "\n"))
@@ -61,7 +68,11 @@ def _head_dims(whole: ast.Attention, given: Mapping[str, str]) -> list[str]:
         raise error("E0223", "option `head_dim_v` needs `head_dim` too", helps=("give both",))
     for name, text in (("head_dim", qk), ("head_dim_v", v)):
         if text and not text.isdigit():
-            raise error("E0223", f"option `{name}` must be a whole number, found {text}", helps=("give the columns of one head, such as 128",))
+            raise error(
+                "E0223",
+                f"option `{name}` must be a whole number, found {text}",
+                helps=("give the columns of one head, such as 128",),
+            )
     return [f"  head_dim = {qk}" + (f", v = {v}" if v else "")]
 
 
@@ -69,7 +80,11 @@ def _text(name: str, value: object) -> str:
     """An option's value as a spec writes it; only words and numbers pass, so no option can add clauses."""
     if name not in OPTIONS:
         meant = closest(str(name), OPTIONS)
-        raise error("E0223", f"unknown option `{str(name)[:40]}`", helps=(f"did you mean `{meant}`?" if meant else f"options are {quoted(OPTIONS)}",))
+        raise error(
+            "E0223",
+            f"unknown option `{str(name)[:40]}`",
+            helps=(f"did you mean `{meant}`?" if meant else f"options are {quoted(OPTIONS)}",),
+        )
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple | list):
@@ -78,4 +93,8 @@ def _text(name: str, value: object) -> str:
     text = str(value)
     if (isinstance(value, int) and value >= 0) or (isinstance(value, str) and _VALUE.match(text)):
         return text
-    raise error("E0223", f"option `{name}` cannot be {text[:40]!r}", helps=("give a word, a whole number of at least 0, or a bool",))
+    raise error(
+        "E0223",
+        f"option `{name}` cannot be {text[:40]!r}",
+        helps=("give a word, a whole number of at least 0, or a bool",),
+    )

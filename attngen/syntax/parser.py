@@ -27,9 +27,12 @@ def parse_file(source: Source) -> ast.File:
     found = _VERSION.match(source.text)
     if found and (len(found[1]) > 9 or int(found[1]) not in VERSIONS):
         raise error(
-            "E0106", f"language version {found[1][:12]} is not known", at=Span(source, found.start(1), found.end(1)),
-            label="this attngen reads version 1", helps=("write `attn 1`, or install an attngen that knows this version",),
-        )  # fmt: skip
+            "E0106",
+            f"language version {found[1][:12]} is not known",
+            at=Span(source, found.start(1), found.end(1)),
+            label="this attngen reads version 1",
+            helps=("write `attn 1`, or install an attngen that knows this version",),
+        )
     result = _parse(source, "start")
     assert isinstance(result, ast.File)
     return result
@@ -54,30 +57,42 @@ def _parse(source: Source, start: str) -> object:
     try:
         return lark.parse(source.text, start=start)
     except UnexpectedToken as fault:
-        raise bad_token(source, fault, _open_brackets(source)) from None
+        raise bad_token(source, fault, _open_brackets(source, fault.token.start_pos or 0)) from None
     except UnexpectedCharacters as fault:
-        raise bad_character(source, fault.pos_in_stream) from None
+        raise bad_character(source, fault.pos_in_stream or 0) from None
 
 
 def _check_text(source: Source) -> None:
     """Size, characters and nesting, before anything else looks at the text."""
     text = source.text
     if len(text) > limits.FILE_BYTES or len(text.encode("utf-8", "surrogatepass")) > limits.FILE_BYTES:
-        raise error("E0108", f"{source.name} is larger than {limits.FILE_BYTES >> 20} MiB",
-                    helps=("a spec is a few lines of mathematics; large data belongs in a captured `tensor`",))  # fmt: skip
+        raise error(
+            "E0108",
+            f"{source.name} is larger than {limits.FILE_BYTES >> 20} MiB",
+            helps=("a spec is a few lines of mathematics; large data belongs in a captured `tensor`",),
+        )
     if not text.isascii() or _CONTROL.search(text):
         for i, c in enumerate(text):
             if (c < " " and c not in "\n\t" and not (c == "\r" and text[i + 1 : i + 2] == "\n")) or (
                 c > "~" and unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp", "Cs", "Co", "Cn")
             ):
-                raise error("E0102", f"character U+{ord(c):04X} is not allowed", at=Span(source, i, i + 1), label="here",
-                            notes=("control, direction and unassigned characters could hide what a spec says",),
-                            helps=("remove it",))  # fmt: skip
+                raise error(
+                    "E0102",
+                    f"character U+{ord(c):04X} is not allowed",
+                    at=Span(source, i, i + 1),
+                    label="here",
+                    notes=("control, direction and unassigned characters could hide what a spec says",),
+                    helps=("remove it",),
+                )
     for match, depth in _brackets(text):
         if depth > limits.NESTING:
-            raise error("E0108", f"more than {limits.NESTING} brackets open at once",
-                        at=Span(source, match.start(), match.end()), label="this one is too deep",
-                        helps=("name parts of the expression with `let` or `def`",))  # fmt: skip
+            raise error(
+                "E0108",
+                f"more than {limits.NESTING} brackets open at once",
+                at=Span(source, match.start(), match.end()),
+                label="this one is too deep",
+                helps=("name parts of the expression with `let` or `def`",),
+            )
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
@@ -99,10 +114,12 @@ def _brackets(text: str) -> list[tuple[re.Match[str], int]]:
     return found
 
 
-def _open_brackets(source: Source) -> list[Span]:
-    """Brackets that are never closed, innermost last."""
+def _open_brackets(source: Source, end: int) -> list[Span]:
+    """Brackets open at `end`, innermost last."""
     stack: list[tuple[str, Span]] = []
     for match, _ in _brackets(source.text):
+        if match.start() >= end > 0:
+            break
         if match[0] in _CLOSES:
             if stack and stack[-1][0] == _CLOSES[match[0]]:
                 stack.pop()

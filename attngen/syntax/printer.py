@@ -20,7 +20,9 @@ def print_expr(e: Expr) -> str:
 def _print(e: Expr) -> tuple[str, int]:
     """Text and binding strength."""
     if isinstance(e, Const):
-        return print_literal(e.value), _ATOM_PRECEDENCE if e.type == "bool" or e.value >= 0 else FUNCTIONS["neg"].precedence
+        return print_literal(e.value), _ATOM_PRECEDENCE if e.type == "bool" or e.value >= 0 else FUNCTIONS[
+            "neg"
+        ].precedence
     if isinstance(e, Atom | Param):
         return e.name, _ATOM_PRECEDENCE
     if isinstance(e, Load):
@@ -30,7 +32,7 @@ def _print(e: Expr) -> tuple[str, int]:
 
 
 def join(fn: str, args: list[tuple[str, int]], bare_literal: bool = False) -> tuple[str, int]:
-    """Operands, each with its binding strength, under a function; `bare_literal`: the operand of a minus is a literal."""
+    """Operands with their binding strengths under a function. `bare_literal`: the operand of a minus is a literal."""
     row = FUNCTIONS[fn]
     strength = row.precedence
     if fn == "where":
@@ -69,8 +71,15 @@ def print_spec(spec: AttentionSpec) -> str:
     """Canonical `.attn` text of a resolved spec, `fmt`'s layout; it loads back to an equal spec."""
     from attngen.syntax.fmt import format_text
 
-    lines = ["attn 1", "", *(_string(x) for x in (spec.doc or "").split("\n") if spec.doc is not None), f"attention {spec.name} {{"]
-    lines.append(f"head_dim = {spec.head_dim_qk}" + (f", v = {spec.head_dim_v}" if spec.head_dim_v != spec.head_dim_qk else ""))
+    lines = [
+        "attn 1",
+        "",
+        *(_string(x) for x in (spec.doc or "").split("\n") if spec.doc is not None),
+        f"attention {spec.name} {{",
+    ]
+    lines.append(
+        f"head_dim = {spec.head_dim_qk}" + (f", v = {spec.head_dim_v}" if spec.head_dim_v != spec.head_dim_qk else "")
+    )
     if spec.v_view_start is not None:
         lines.append(f"v = k[{spec.v_view_start}:{spec.v_view_start + spec.head_dim_v}]")
     lines += [f"dtype = {spec.dtype.value}"] * (spec.dtype is not DType.BF16)
@@ -110,7 +119,9 @@ def _param(p: ParamDecl) -> str:
     else:
         bounds = f" >= {print_literal(p.minimum)}" if p.minimum is not None else ""
         bounds += f" <= {print_literal(p.maximum)}" if p.maximum is not None else ""
-    return f"param {p.name}: {p.type.value}{bounds}" + (f" = {print_literal(p.default)}" if p.default is not None else "")
+    return f"param {p.name}: {p.type.value}{bounds}" + (
+        f" = {print_literal(p.default)}" if p.default is not None else ""
+    )
 
 
 def _tensor(t: TensorDecl) -> str:

@@ -9,18 +9,18 @@ from attngen.ir.expr import ATOMS
 from attngen.ir.functions import FUNCTIONS
 from attngen.ir.types import KNOWN_DIMS
 
+_KERNEL = """
+ATTN_META PLANS LIMITS compile_plan attngen cutlass cute cuda torch math np numpy sys argparse functools self cls
+q k v o p lse out return_lse check scale tile_counter softmax_scale scale_log2 workers stream max_logit
+cu_seqlens_q cu_seqlens_k seqused_q seqused_k page_table m_block n_block tidx warp_idx acc_s acc_o row_max row_sum
+select floor_div floor_mod minimum maximum absolute Int32 Int64 Float32 Boolean BFloat16 Float16 const_expr
+"""
 #: Words that an expression gives a meaning of its own.
-LANGUAGE_WORDS = ("and", "or", "not", "if", "else", "true", "false", "in", "head_dim", "head_dim_v", "inf", "nan", "auto")
-#: What a generated kernel, its launch and its self-check call their own things.
-KERNEL_WORDS = (
-    "ATTN_META", "PLANS", "LIMITS", "compile_plan", "attngen", "cutlass", "cute", "cuda", "torch", "math", "np", "numpy",
-    "utils", "pipeline", "operator", "functools", "argparse", "sys", "time", "self", "cls", "q", "k", "v", "o", "p", "q_pack", "lse", "out",
-    "o_ptr", "lse_ptr", "tile_counter", "softmax_scale", "scale", "scale_log2", "workers", "stream", "max_logit", "plan", "spec",
-    "seqlen", "seqlens", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table", "q_lo", "q_hi", "row", "col",
-    "m_block", "n_block", "n_block_min", "n_block_max", "tidx", "bidx", "warp_idx", "acc_s", "acc_o", "row_max", "row_sum",
-    "tiled_mma", "smem", "storage", "select", "floor_div", "floor_mod", "minimum", "maximum", "Int32", "Int64", "Float32", "Boolean",
-    "BFloat16", "Float16", "const_expr", "dsl_user_op", "load", "mma", "softmax", "main", "reference", "check", "bench",
-)  # fmt: skip
+LANGUAGE_WORDS = tuple(
+    ["and", "or", "not", "if", "else", "true", "false", "in", "head_dim", "head_dim_v", "inf", "nan", "auto"]
+)
+#: What a generated kernel and the callable around it call their own things; params and tensors are arguments of both.
+KERNEL_WORDS = tuple(_KERNEL.split())
 
 
 def _table() -> dict[str, str]:
@@ -39,10 +39,14 @@ RESERVED: dict[str, str] = _table()
 
 
 def reason(name: str, inlined: bool = False) -> str | None:
-    """Why `name` may not be declared, or None. `inlined`: it never reaches a kernel (`let`, `def`), so only the language's words count."""
+    """Why `name` may not be declared, or None.
+
+    `inlined`: the name never reaches a kernel (`let`, `def`), so only the language's own words count.
+    """
+    why = RESERVED.get(name)
     if inlined:
-        why = RESERVED.get(name, "")
-        return why if name in ATOMS or name in LANGUAGE_WORDS or why.startswith("a function of") else None
+        own = name in ATOMS or name in LANGUAGE_WORDS or (why or "").startswith("a function of")
+        return why if own else None
     if name.startswith("_") or name.endswith("_"):
-        return "the pattern of names that generated kernels keep for themselves"
-    return RESERVED.get(name)
+        return "of the pattern that generated kernels keep for themselves"
+    return why

@@ -1,8 +1,9 @@
-"""One attention block to its AttentionSpec: everything declared, inlined, typed and checked, all faults in one report."""
+"""One attention block to its AttentionSpec: declared, inlined, typed and checked, all faults in one report."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from attngen.diag.diagnostic import AttnError
 from attngen.ir.expr import Expr, atom, const
@@ -16,7 +17,8 @@ from attngen.syntax.faults import quoted
 from attngen.syntax.merge import merged
 from attngen.syntax.reserved import reason
 from attngen.syntax.scope import Scope
-from attngen.syntax.typing import Names, Typer
+from attngen.syntax.typing import Typer
+from attngen.syntax.values import Names
 
 
 def resolve(block: ast.Attention, scope: Scope, faults: Faults) -> AttentionSpec | None:
@@ -83,7 +85,7 @@ class _Resolver:
             branches=branches,
             segments=segments,
             span=self.block.head,
-            **fields,  # type: ignore[arg-type]
+            **fields,
         )
 
     def value(self, word: str) -> Expr | None:
@@ -92,14 +94,25 @@ class _Resolver:
 
     def head_dims(self) -> tuple[int, int] | None:
         if self.dims is None:
-            self.faults.add("E0209", f"attention `{self.block.name.text}` has no head_dim", self.block.head, "the clause is missing",
-                            notes=("head dims are compile-time: they choose the kernel",), helps=("add `head_dim = 128`",))  # fmt: skip
+            self.faults.add(
+                "E0209",
+                f"attention `{self.block.name.text}` has no head_dim",
+                self.block.head,
+                "the clause is missing",
+                notes=("head dims are compile-time: they choose the kernel",),
+                helps=("add `head_dim = 128`",),
+            )
             return None
         sides = [self.dims.qk, *([self.dims.v] if self.dims.v is not None else [])]
         for side in sides:
             if not 1 <= side.value <= limits.HEAD_DIM:
-                self.faults.add("E0210", f"head dim {side.value} is not in 1..{limits.HEAD_DIM}", side.span, "out of range",
-                                helps=("give the columns of one head, such as 64 or 128",))  # fmt: skip
+                self.faults.add(
+                    "E0210",
+                    f"head dim {side.value} is not in 1..{limits.HEAD_DIM}",
+                    side.span,
+                    "out of range",
+                    helps=("give the columns of one head, such as 64 or 128",),
+                )
                 return None
         qk = int(self.dims.qk.value)
         v = int(self.dims.v.value) if self.dims.v is not None else qk
@@ -110,15 +123,29 @@ class _Resolver:
         assert self.view is not None and self.dims is not None
         view, width = self.view, self.view.stop.value - self.view.start.value
         if view.of.text != "k":
-            self.faults.add("E0309", f"V cannot be a view of `{view.of.text}`", view.of.span, "only K has the rows that V needs",
-                            helps=(f"write `v = k[{view.start.value}:{view.stop.value}]`",))  # fmt: skip
+            self.faults.add(
+                "E0309",
+                f"V cannot be a view of `{view.of.text}`",
+                view.of.span,
+                "only K has the rows that V needs",
+                helps=(f"write `v = k[{view.start.value}:{view.stop.value}]`",),
+            )
         elif width < 1 or view.stop.value > qk:
-            self.faults.add("E0309", f"columns {view.start.value}:{view.stop.value} are not inside K's {qk}", view.span,
-                            "an empty slice" if width < 1 else "ends past the last column",
-                            helps=(f"write start < stop <= {qk}: `v = k[0:{qk}]` is all of K",))  # fmt: skip
+            self.faults.add(
+                "E0309",
+                f"columns {view.start.value}:{view.stop.value} are not inside K's {qk}",
+                view.span,
+                "an empty slice" if width < 1 else "ends past the last column",
+                helps=(f"write start < stop <= {qk}: `v = k[0:{qk}]` is all of K",),
+            )
         elif self.dims.v is not None and width != v:
-            self.faults.add("E0309", f"the view has {width} columns, `head_dim` says V has {v}", view.span, f"{width} columns",
-                            helps=(f"write `head_dim = {qk}, v = {width}`, or leave `v` out there",))  # fmt: skip
+            self.faults.add(
+                "E0309",
+                f"the view has {width} columns, `head_dim` says V has {v}",
+                view.span,
+                f"{width} columns",
+                helps=(f"write `head_dim = {qk}, v = {width}`, or leave `v` out there",),
+            )
         else:
             return qk, int(width)
         return None
@@ -126,22 +153,36 @@ class _Resolver:
     def branches(self, values: dict[str, Expr | None]) -> tuple[Branch, ...]:
         found = [n for n in self.nested if n.word.text == "branch"]
         if len(found) == 1:
-            self.faults.add("E0306", "a single branch is no difference or sum", found[0].name.span, "the only branch",
-                            helps=("add a second `branch`, or move its clauses into the block itself",))  # fmt: skip
+            self.faults.add(
+                "E0306",
+                "a single branch is no difference or sum",
+                found[0].name.span,
+                "the only branch",
+                helps=("add a second `branch`, or move its clauses into the block itself",),
+            )
         other = next((n for n in self.nested if n.word.text == "segment"), None)
         if found and other is not None:
-            self.faults.add("E0306", "branches and segments cannot meet in one attention", other.name.span, "a segment",
-                            helps=("write two attention blocks",))  # fmt: skip
+            self.faults.add(
+                "E0306",
+                "branches and segments cannot meet in one attention",
+                other.name.span,
+                "a segment",
+                helps=("write two attention blocks",),
+            )
         result = []
         for item in found:
             own = self.nested_values(item, ("score", "mask", "sink", "weight"))
             merged_values = {**{w: values[w] for w in ("score", "mask", "sink")}, **own}
             result.append(
                 Branch(
-                    name=item.name.text, score=merged_values["score"] or atom("s"), mask=merged_values["mask"] or const(True),
-                    sink=merged_values["sink"], weight=own.get("weight") or const(1.0), span=item.span,
+                    name=item.name.text,
+                    score=merged_values["score"] or atom("s"),
+                    mask=merged_values["mask"] or const(True),
+                    sink=merged_values["sink"],
+                    weight=own.get("weight") or const(1.0),
+                    span=item.span,
                 )
-            )  # fmt: skip
+            )
         return tuple(result)
 
     def segments(self) -> tuple[Segment, ...]:
@@ -150,32 +191,56 @@ class _Resolver:
             if item.word.text != "segment":
                 continue
             own = self.nested_values(item, ("score", "mask"))
-            result.append(Segment(name=item.name.text, score=own.get("score") or atom("s"), mask=own.get("mask") or const(True), span=item.span))
+            result.append(
+                Segment(
+                    name=item.name.text,
+                    score=own.get("score") or atom("s"),
+                    mask=own.get("mask") or const(True),
+                    span=item.span,
+                )
+            )
         return tuple(result)
 
     def nested_values(self, item: ast.Nested, allowed: tuple[str, ...]) -> dict[str, Expr | None]:
         why = reason(item.name.text)
         if why and item.name.text not in ("k", "v", "q"):
-            self.faults.add("E0204", f"`{item.name.text}` is {why}", item.name.span, f"cannot name a {item.word.text}",
-                            helps=(f"choose another name, such as `{item.word.text}_{item.name.text.strip('_')}`",))  # fmt: skip
+            self.faults.add(
+                "E0204",
+                f"`{item.name.text}` is {why}",
+                item.name.span,
+                f"cannot name a {item.word.text}",
+                helps=(f"choose another name, such as `{item.word.text}_{item.name.text.strip('_')}`",),
+            )
         values: dict[str, Expr | None] = {}
         for setting in item.settings:
             if setting.word.text not in allowed:
-                self.faults.add("E0207", f"a {item.word.text} has no `{setting.word.text}`", setting.word.span, "unknown here",
-                                helps=(f"a {item.word.text} takes {quoted(allowed)}",))  # fmt: skip
+                self.faults.add(
+                    "E0207",
+                    f"a {item.word.text} has no `{setting.word.text}`",
+                    setting.word.span,
+                    "unknown here",
+                    helps=(f"a {item.word.text} takes {quoted(allowed)}",),
+                )
             else:
                 values[setting.word.text] = evaluate(setting, self.typer, self.faults)
         return values
 
-    def word_fields(self) -> dict[str, object]:
+    def word_fields(self) -> dict[str, Any]:
         faults, words, blocks = self.faults, self.words, self.blocks
-        normalizer = (hints.normalizer(words["normalizer"], faults) if "normalizer" in words else None) or Normalizer.SOFTMAX
+        normalizer = (
+            hints.normalizer(words["normalizer"], faults) if "normalizer" in words else None
+        ) or Normalizer.SOFTMAX
         sinks = [self.settings.get("sink"), *(s for n in self.nested for s in n.settings if s.word.text == "sink")]
         for sink in sinks:
             if sink is not None and normalizer is not Normalizer.SOFTMAX:
-                faults.add("E0307", f"a sink has no meaning under the {normalizer} normalizer", sink.word.span, "joins a softmax only",
-                           notes=("a sink is one more logit in the sum that softmax divides by",),
-                           helps=("remove `sink`, or remove `normalizer`",))  # fmt: skip
+                faults.add(
+                    "E0307",
+                    f"a sink has no meaning under the {normalizer} normalizer",
+                    sink.word.span,
+                    "joins a softmax only",
+                    notes=("a sink is one more logit in the sum that softmax divides by",),
+                    helps=("remove `sink`, or remove `normalizer`",),
+                )
         output = hints.entries(blocks["output"], faults) if "output" in blocks else {}
         return {
             "dtype": (hints.dtype(words["dtype"], faults) if "dtype" in words else None) or DType.BF16,

@@ -1,4 +1,4 @@
-"""Which defs and attention blocks a file sees: its own and those of its includes, read only from where they may be read."""
+"""Which defs and attention blocks a file sees: its own and those of its includes, read only where they may be read."""
 
 from __future__ import annotations
 
@@ -30,8 +30,11 @@ def read_source(path: Path) -> Source:
     """A spec file as a Source. Raises E0110 with the reason."""
     try:
         if path.is_file() and path.stat().st_size > limits.FILE_BYTES:
-            raise error("E0108", f"{path} is larger than {limits.FILE_BYTES >> 20} MiB",
-                        helps=("a spec is a few lines of mathematics; large data belongs in a captured `tensor`",))  # fmt: skip
+            raise error(
+                "E0108",
+                f"{path} is larger than {limits.FILE_BYTES >> 20} MiB",
+                helps=("a spec is a few lines of mathematics; large data belongs in a captured `tensor`",),
+            )
         data = path.read_bytes()
     except OSError as fault:
         help_ = "check the path" if not path.exists() else "give the path of an .attn file that can be read"
@@ -47,7 +50,7 @@ def read_source(path: Path) -> Source:
 def build_scope(source: Source, path: Path | None, include_dirs: Sequence[Path], faults: Faults) -> Scope:
     """Parse `source`, the text of `path` if it is a file, and what it includes.
 
-    Syntax faults raise; faults of names are added to `faults`. A name of the shipped library always means the shipped file.
+    Syntax faults raise; faults of names are added to `faults`. A name of the shipped library means the shipped file.
     """
     path = path.resolve() if path else None
     folder = path.parent if path else None
@@ -79,12 +82,23 @@ class _Loader:
             return
         if path in chain:
             names = " includes ".join(p.name for p in (*chain[chain.index(path) :], path))
-            self.faults.add("E0220", "files include each other", item.path_span, "this closes the circle", notes=(names,),
-                            helps=("move what both need into a third file",))  # fmt: skip
+            self.faults.add(
+                "E0220",
+                "files include each other",
+                item.path_span,
+                "this closes the circle",
+                notes=(names,),
+                helps=("move what both need into a third file",),
+            )
         elif path not in self.done:
             self.done.add(path)
             if len(self.done) >= limits.FILES:
-                raise error("E0108", f"more than {limits.FILES} files included", at=item.path_span, helps=("merge some of them",))
+                raise error(
+                    "E0108",
+                    f"more than {limits.FILES} files included",
+                    at=item.path_span,
+                    helps=("merge some of them",),
+                )
             inner = read_source(path)
             shipped = path.parent == self.library
             self.total += len(inner.text)
@@ -96,9 +110,20 @@ class _Loader:
     def find(self, item: ast.Include, folder: Path | None) -> Path | None:
         """The file meant, if it may be read: below the spec's folder, an include folder, or the shipped library."""
         at = item.path_span
-        if not item.path or "\\" in item.path or "\0" in item.path or Path(item.path).is_absolute() or not item.path.endswith(".attn"):
-            self.faults.add("E0219", "an include names an .attn file by a plain relative path", at, "not such a path",
-                            helps=('write `include "std.attn"` or `include "shared/masks.attn"`',))  # fmt: skip
+        if (
+            not item.path
+            or "\\" in item.path
+            or "\0" in item.path
+            or Path(item.path).is_absolute()
+            or not item.path.endswith(".attn")
+        ):
+            self.faults.add(
+                "E0219",
+                "an include names an .attn file by a plain relative path",
+                at,
+                "not such a path",
+                helps=('write `include "std.attn"` or `include "shared/masks.attn"`',),
+            )
             return None
         shipped = self.library / item.path
         if "/" not in item.path and shipped.is_file():
@@ -114,14 +139,24 @@ class _Loader:
             except (OSError, RuntimeError):
                 continue
         if seen:
-            self.faults.add("E0219", "an include may not leave the spec's folder", at, "points outside",
-                            notes=("a spec is untrusted text, so it reads only its own folder and the shipped library",),
-                            helps=("move the file below the spec's folder, or name its folder as an include folder",))  # fmt: skip
+            self.faults.add(
+                "E0219",
+                "an include may not leave the spec's folder",
+                at,
+                "points outside",
+                notes=("a spec is untrusted text, so it reads only its own folder and the shipped library",),
+                helps=("move the file below the spec's folder, or name its folder as an include folder",),
+            )
         else:
             library = ", ".join(sorted(p.name for p in self.library.glob("*.attn")))
             where = "the spec's folder" if self.roots else "the shipped library (a spec given as text has no folder)"
-            self.faults.add("E0219", f"cannot find `{item.path}`", at, f"looked in {where}",
-                            helps=(f"the shipped library has {library}",))  # fmt: skip
+            self.faults.add(
+                "E0219",
+                f"cannot find `{item.path}`",
+                at,
+                f"looked in {where}",
+                helps=(f"the shipped library has {library}",),
+            )
         return None
 
     def define(self, item: ast.Define) -> None:
@@ -129,18 +164,35 @@ class _Loader:
         taken = self.scope.defs.get(name.text)
         why = reason(name.text, inlined=True)
         if why or name.text in FUNCTIONS:
-            self.faults.add("E0204", f"`{name.text}` is {why or 'a function of the language'}", name.span, "cannot be defined again",
-                            helps=(f"choose another name, such as `my_{name.text}`",))  # fmt: skip
+            self.faults.add(
+                "E0204",
+                f"`{name.text}` is {why or 'a function of the language'}",
+                name.span,
+                "cannot be defined again",
+                helps=(f"choose another name, such as `my_{name.text}`",),
+            )
         elif taken is not None:
-            self.faults.add("E0203", f"`{name.text}` is defined twice", name.span, "second definition",
-                            also=(Label(taken.name.span, "first definition"),), helps=("rename one of them",))  # fmt: skip
+            self.faults.add(
+                "E0203",
+                f"`{name.text}` is defined twice",
+                name.span,
+                "second definition",
+                also=(Label(taken.name.span, "first definition"),),
+                helps=("rename one of them",),
+            )
         else:
             self.scope.defs[name.text] = item
         seen: dict[str, Span] = {}
         for formal in item.formals or ():
             if formal.name.text in seen:
-                self.faults.add("E0203", f"argument `{formal.name.text}` is named twice", formal.name.span, "second",
-                                also=(Label(seen[formal.name.text], "first"),), helps=("rename one of them",))  # fmt: skip
+                self.faults.add(
+                    "E0203",
+                    f"argument `{formal.name.text}` is named twice",
+                    formal.name.span,
+                    "second",
+                    also=(Label(seen[formal.name.text], "first"),),
+                    helps=("rename one of them",),
+                )
             seen[formal.name.text] = formal.name.span
 
     def attention(self, item: ast.Attention, main: bool) -> None:
@@ -148,11 +200,22 @@ class _Loader:
         taken = self.scope.attentions.get(name.text)
         why = reason(name.text)
         if why:
-            self.faults.add("E0204", f"`{name.text}` is {why}", name.span, "cannot name an attention",
-                            helps=(f"choose another name, such as `{name.text.strip('_')}_attention`",))  # fmt: skip
+            self.faults.add(
+                "E0204",
+                f"`{name.text}` is {why}",
+                name.span,
+                "cannot name an attention",
+                helps=(f"choose another name, such as `{name.text.strip('_')}_attention`",),
+            )
         if taken is not None:
-            self.faults.add("E0203", f"attention `{name.text}` is declared twice", name.span, "second declaration",
-                            also=(Label(taken.name.span, "first declaration"),), helps=("rename one of them",))  # fmt: skip
+            self.faults.add(
+                "E0203",
+                f"attention `{name.text}` is declared twice",
+                name.span,
+                "second declaration",
+                also=(Label(taken.name.span, "first declaration"),),
+                helps=("rename one of them",),
+            )
             return
         self.scope.attentions[name.text] = item
         if main:

@@ -1,6 +1,6 @@
 """The LALR table: made from the grammar once, shipped beside it as JSON, because making it takes longer than using it.
 
-`python -m attngen.syntax.table` writes `grammar/attn.table.json` again after a change of the grammar (a test tells when).
+`python -m attngen.syntax.table` writes `grammar/attn.table.json` after a change of the grammar (a test tells when).
 A table of another grammar or another Lark is not used: the parser is then built from the grammar text.
 """
 

@@ -31,7 +31,10 @@ def _pieces(node: ast.SurfaceExpr) -> list[str]:
         rest = _pieces(other) if isinstance(other, ast.Conditional) else [expression(other)]
         return [then, f"if {test}", f"else {rest[0]}", *rest[1:]]
     if isinstance(node, ast.Compare):
-        return [_at(node.first, _COMPARE + 1), *(f"{FUNCTIONS[op].infix} {_at(x, _COMPARE + 1)}" for op, x in node.rest)]
+        return [
+            _at(node.first, _COMPARE + 1),
+            *(f"{FUNCTIONS[op].infix} {_at(x, _COMPARE + 1)}" for op, x in node.rest),
+        ]
     pieces: list[str] = []
     first: ast.SurfaceExpr = node
     strength = FUNCTIONS[node.op].precedence if isinstance(node, ast.Binary) else _ATOM
@@ -75,7 +78,13 @@ def bounds(items: tuple[ast.Bound, ...]) -> str:
         if b.low is not None and b.high is not None:
             text += f" in {expression(b.low)}..{expression(b.high)}"
         else:
-            text += f" >= {expression(b.low)}" if b.low is not None else f" <= {expression(b.high)}" if b.high is not None else ""
+            text += (
+                f" >= {expression(b.low)}"
+                if b.low is not None
+                else f" <= {expression(b.high)}"
+                if b.high is not None
+                else ""
+            )
     return text
 
 

@@ -11,22 +11,50 @@ from attngen.ir.functions import FUNCTIONS
 from attngen.ir.spec import TensorDecl
 from attngen.ir.types import Type
 from attngen.syntax import ast
+from attngen.syntax.faults import closest
 
 #: Atoms of tile bounds; no spec may read them.
 HIDDEN_ATOMS = ("q_lo", "q_hi")
 #: Words of other libraries and languages, with what to write here.
 FOREIGN = {
-    "True": "write `true`", "False": "write `false`", "None": "leave the clause out",
-    "inf": "there is no infinity: a `mask` takes a score out", "nan": "there is no nan",
-    "batch_idx": "write `b`", "head": "write `h`", "head_idx": "write `h`", "q_head": "write `h`", "kv_head": "write `h_kv`",
-    "k_idx": "write `kv_idx`", "j": "write `kv_idx`", "i": "write `q_idx` (row) or `q_pos` (position among the keys)",
-    "seqlen_k": "write `seqlen_kv`", "seqlen": "write `seqlen_q` or `seqlen_kv`", "num_heads": "write `heads_q` or `heads_kv`",
-    "pow": "write `x * x`, or `exp(y * log(x))`", "where": "write `a if condition else b`", "select": "write `a if condition else b`",
-    "max_": "write `max`", "relu": "write `max(x, 0.0)`", "exp2": "write `exp(x * 0.6931471805599453)`", "rsqrt": "write `1 / sqrt(x)`",
-    "sum": "a reduction over keys is what attention itself does; captured sums come in as a `tensor`", "softmax": "softmax is the default `normalizer`",
-    "round": "write `floor(x + 0.5)`", "ceil": "write `-floor(-x)`", "sign": "write `1.0 if x > 0 else -1.0`", "sin": "no such function; put values into a `tensor`", "cos": "no such function; put values into a `tensor`",
-}  # fmt: skip
-_AXIS_INDEX = {"batch": "b", "heads_q": "h", "heads_kv": "h_kv", "seqlen_q": "q_idx", "seqlen_kv": "kv_idx", "head_dim_v": "d"}
+    "True": "write `true`",
+    "False": "write `false`",
+    "None": "leave the clause out",
+    "inf": "there is no infinity: a `mask` takes a score out",
+    "nan": "there is no nan",
+    "batch_idx": "write `b`",
+    "head": "write `h`",
+    "head_idx": "write `h`",
+    "q_head": "write `h`",
+    "kv_head": "write `h_kv`",
+    "k_idx": "write `kv_idx`",
+    "j": "write `kv_idx`",
+    "i": "write `q_idx` (row) or `q_pos` (position among the keys)",
+    "seqlen_k": "write `seqlen_kv`",
+    "seqlen": "write `seqlen_q` or `seqlen_kv`",
+    "num_heads": "write `heads_q` or `heads_kv`",
+    "pow": "write `x * x`, or `exp(y * log(x))`",
+    "where": "write `a if condition else b`",
+    "select": "write `a if condition else b`",
+    "relu": "write `max(x, 0.0)`",
+    "exp2": "write `exp(x * 0.6931471805599453)`",
+    "rsqrt": "write `1 / sqrt(x)`",
+    "sum": "a sum over keys is what attention does itself; other sums come in as a `tensor`",
+    "softmax": "softmax is the default `normalizer`",
+    "round": "write `floor(x + 0.5)`",
+    "ceil": "write `-floor(-x)`",
+    "sign": "write `1.0 if x > 0 else -1.0`",
+    "sin": "no such function; put values into a `tensor`",
+    "cos": "no such function; put values into a `tensor`",
+}
+_AXIS_INDEX = {
+    "batch": "b",
+    "heads_q": "h",
+    "heads_kv": "h_kv",
+    "seqlen_q": "q_idx",
+    "seqlen_kv": "kv_idx",
+    "head_dim_v": "d",
+}
 
 
 class _Library:
@@ -48,6 +76,17 @@ def callable_name(name: str) -> bool:
     """A function that a spec calls by name."""
     row = FUNCTIONS.get(name)
     return row is not None and row.callable_by_name and row.infix is None
+
+
+def call_help(name: str, defs: Iterable[str]) -> str:
+    """The mend for a call of something unknown."""
+    if name in FOREIGN:
+        return FOREIGN[name]
+    known = [*(n for n in FUNCTIONS if callable_name(n)), *defs]
+    if name in LIBRARY and name not in known:
+        return 'add `include "std.attn"` at the top of the file'
+    meant = closest(name, known)
+    return f"did you mean `{meant}`?" if meant else "define it with `def`"
 
 
 def arity(name: str) -> int:
@@ -93,7 +132,10 @@ def type_help(fn: str, types: Sequence[Type]) -> tuple[str, ...]:
     if fn in ("floordiv", "mod") and Type.FLOAT in types:
         return ("`//` and `%` take ints; write `floor(a / b)` for floats, or `int(x)` to truncate",)
     if Type.BOOL in types:
-        return ("turn a bool into a number with `1 if x else 0`", *(("join conditions with `and`",) if fn in ("lt", "le", "gt", "ge") else ()))
+        return (
+            "turn a bool into a number with `1 if x else 0`",
+            *(("join conditions with `and`",) if fn in ("lt", "le", "gt", "ge") else ()),
+        )
     return ("see the function table in grammar/README.md",)
 
 
