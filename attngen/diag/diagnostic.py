@@ -37,7 +37,7 @@ class Diagnostic:
 
 
 class AttnError(Exception):
-    """Everything attngen raises about its user's input or machine. `str()` is the plain rendering of all diagnostics."""
+    """All that attngen raises about its user's input or machine. `str()` is the plain rendering of all diagnostics."""
 
     def __init__(self, *diagnostics: Diagnostic) -> None:
         self.diagnostics = tuple(diagnostics)
