@@ -46,6 +46,7 @@ if torch.backends.cuda.is_built():
     _capturing = torch._C._cuda_isCurrentStreamCapturing
 _empty, _empty_like, _contiguous = torch.empty, torch.empty_like, torch.contiguous_format
 _F32 = torch.float32
+_AUTOCAST = ("cpu", "cuda")
 
 
 class AttngenNotice(UserWarning):
@@ -242,6 +243,8 @@ class Attention:
                 scale = self._scale_of(tail)
         elif type(scale) is not float or scale - scale != 0.0:  # the latter: NaN or infinite
             scale = _number(scale)
+        given = lse
+        provided = () if out is None and lse is None else (out, lse)
         if out is None:
             if self._o_like_q:
                 out = _empty_like(q, memory_format=_contiguous)
@@ -249,7 +252,6 @@ class Attention:
                 out = _empty((*q.shape[:3], self.spec.head_dim_v), dtype=self._out_dtype, device=state.device)
         stream = _raw_stream(index)
         capturing = _capturing()
-        given = lse
         if capturing:
             counter = state.captured_counter()
         else:
@@ -281,6 +283,8 @@ class Attention:
             function(q, k, v, out, lse, counter, scale, workers, *tail)
         except Exception as failure:
             self._recover(failure, function, (q, k, v, out, lse, counter, scale, workers, *tail), given)
+        if provided:  # autograd must notice that a tensor it may have saved was written
+            _written(*provided)
         return (out, lse) if return_lse else out
 
     # -- everything else -------------------------------------------------------------------------------------------
@@ -302,7 +306,7 @@ class Attention:
             contract.validate(self.spec, q, k, v, self._given_tensors(named), out, lse)
         if _functorch_level() is not None:
             raise _transformed(self.spec.name)
-        if torch.is_autocast_enabled(q.device.type):
+        if q.device.type in _AUTOCAST and torch.is_autocast_enabled(q.device.type):
             dtype = torch.get_autocast_dtype(q.device.type)
             q, k, v = (x.to(dtype) if x.is_floating_point() and x.dtype != dtype else x for x in (q, k, v))
         attention = self._for(q.dtype)
@@ -362,7 +366,7 @@ class Attention:
 
         params, tensors = self._binder.split(tail)
         value = self._scale_of(tail) if scale is None else _number(scale)
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
             o, rows = blockwise.attention(
                 self.spec, self._bshd(q), self._bshd(k), self._bshd(v), params, tensors, value
             )
@@ -400,7 +404,7 @@ class Attention:
     ) -> Any:
         """The call as one operator, for torch.compile and FakeTensor modes."""
         kind = q.device.type
-        if torch.is_autocast_enabled(kind):
+        if kind in _AUTOCAST and torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
             q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         tensors: list[Any] = []
@@ -522,6 +526,10 @@ def evaluate_scale(spec: AttentionSpec, params: dict[str, Any]) -> float:
             helps=("pass params that give a finite scale",),
         )
     return value
+
+
+def _written(*tensors: Any) -> None:
+    torch.autograd.graph.increment_version([x for x in tensors if x is not None and not x.is_inference()])
 
 
 def _number(scale: Any) -> float:

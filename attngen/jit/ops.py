@@ -26,7 +26,7 @@ _TAGS = (getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_
 def register(attention: Attention) -> str:
     """Make an Attention callable by handle from the operators. Equal content gives equal handles, in every process."""
     handle = attention.handle
-    _attentions.setdefault(handle, attention)
+    _attentions[handle] = attention
     return handle
 
 

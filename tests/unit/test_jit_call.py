@@ -52,7 +52,9 @@ def attach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return make
 
 
-def qkv(b: int = 2, sq: int = 16, hq: int = 4, skv: int = 24, hkv: int = 2, d: int = 64, dv: int = 64, dtype: Any = BF16) -> Any:
+def qkv(
+    b: int = 2, sq: int = 16, hq: int = 4, skv: int = 24, hkv: int = 2, d: int = 64, dv: int = 64, dtype: Any = BF16
+) -> Any:
     return (
         torch.randn(b, sq, hq, d).to(dtype),
         torch.randn(b, skv, hkv, d).to(dtype),
@@ -96,12 +98,15 @@ def test_given_outputs_are_used(attach: Any) -> None:
     attn = attach(standin.plain(), seen)
     q, k, v = qkv()
     out, lse = torch.empty_like(q), torch.empty(2, 4, 16)
-    assert attn(q, k, v, out=out) is out
+    before = out._version
+    assert attn(q, k, v, out=out) is out and out._version > before
     assert attn(q, k, v, out=out, lse=lse, return_lse=True) == (out, lse)
     assert seen.calls[1][4] is lse
 
 
-@pytest.mark.parametrize(("sq", "skv", "plan"), [(16, 24, 0), (32, 8, 0), (33, 8, 1), (8, 64, 1), (8, 65, 2), (65, 1, 2)])
+@pytest.mark.parametrize(
+    ("sq", "skv", "plan"), [(16, 24, 0), (32, 8, 0), (33, 8, 1), (8, 64, 1), (8, 65, 2), (65, 1, 2)]
+)
 def test_the_longest_length_picks_the_plan(attach: Any, sq: int, skv: int, plan: int) -> None:
     functions = (Recorder(), Recorder(), Recorder())
     attach(standin.plain(), *functions, limits=(32, 64))(*qkv(sq=sq, skv=skv))
@@ -122,7 +127,9 @@ def test_one_counter_a_stream_and_one_a_captured_call(attach: Any, monkeypatch: 
     assert places[0] == places[1] and len(set(places)) == 4
     assert min(abs(a - b) for a in places for b in places if a != b) >= 128
     scratch = [c[4].data_ptr() for c in seen.calls]
-    assert scratch[0] == scratch[1] and len(set(scratch)) == 4, "an unwanted LSE is shared by a stream, never by a graph"
+    assert scratch[0] == scratch[1] and len(set(scratch)) == 4, (
+        "an unwanted LSE is shared by a stream, never by a graph"
+    )
 
 
 def test_captured_calls_never_run_out_of_counters(attach: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +154,13 @@ def test_scale(attach: Any) -> None:
     spec = standin.rich(tensor=False).replace(scale=apply("div", const(2.0), Param(type=Type.FLOAT, name="gain")))
     attn = attach(spec, seen)
     q, k, v = qkv()
-    attn(q, k, v), attn(q, k, v, gain=4.0), attn(q, k, v, scale=0.25), attn(q, k, v, scale=torch.tensor(3)), attn(q, k, v, scale=1)
+    (
+        attn(q, k, v),
+        attn(q, k, v, gain=4.0),
+        attn(q, k, v, scale=0.25),
+        attn(q, k, v, scale=torch.tensor(3)),
+        attn(q, k, v, scale=1),
+    )
     assert [c[6] for c in seen.calls] == [2.0, 0.5, 0.25, 3.0, 1.0]
     assert all(type(c[6]) is float for c in seen.calls)
     for bad in ("x", math.nan, math.inf, torch.ones(2)):
@@ -230,7 +243,11 @@ BAD: dict[str, tuple[Any, str, str]] = {
     "heads of v": (lambda q, k, v: (q, k, v[:, :, :1]), "E0607", "`v` has heads 1, k has 2"),
     "head counts": (lambda q, k, v: (q[:, :, :3], k, v), "E0608", "3 query heads do not divide into 2"),
     "device": (lambda q, k, v: (q, k.to("meta"), v), "E0605", "`k` is on meta"),
-    "head_dim stride": (lambda q, k, v: (q.transpose(1, 3).contiguous().transpose(1, 3), k, v), "E0609", "along head_dim"),
+    "head_dim stride": (
+        lambda q, k, v: (q.transpose(1, 3).contiguous().transpose(1, 3), k, v),
+        "E0609",
+        "along head_dim",
+    ),
     "odd stride": (lambda q, k, v: (torch.randn(2, 16, 4, 65).to(BF16)[..., :64], k, v), "E0609", "multiple of 8"),
     "alignment": (lambda q, k, v: (_long(q), k, v), "E0610", "2 bytes past"),
     "not a tensor": (lambda q, k, v: (q, [1, 2], v), "E0604", "`k` must be a torch tensor, found list"),
@@ -360,7 +377,11 @@ def test_autocast_converts_as_torch_does(attach: Any) -> None:
 
 
 def test_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert capability_of("sm_90a") == (9, 0) and capability_of("sm_100a") == (10, 0) and capability_of("sm_103a") == (10, 3)
+    assert (
+        capability_of("sm_90a") == (9, 0)
+        and capability_of("sm_100a") == (10, 0)
+        and capability_of("sm_103a") == (10, 3)
+    )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 9))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "L4")
     with pytest.raises(AttnError, match=r"sm_90a; cuda:0 \(L4\) is sm_89") as caught:
