@@ -9,6 +9,8 @@ Imports nothing of attngen. The last line of stdout is JSON: {"file", "runtime"}
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib.util
 import json
 import os
@@ -78,8 +80,16 @@ def _without_torch(path: str) -> None:
             sys.modules["torch"] = None  # type: ignore[assignment]
 
 
+def _end_with_parent() -> None:
+    """Ask Linux to end this process when the one that waits for it is gone."""
+    pr_set_pdeathsig, sigkill = 1, 9
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, sigkill)
+
+
 def main(argv: list[str]) -> int:
     path, index, stem, target, options = argv
+    _end_with_parent()
     os.environ.setdefault("CUTE_DSL_ARCH", target)
     result: dict[str, Any]
     try:
