@@ -12,6 +12,7 @@ from attngen.diag.codes_names import NAMES
 from attngen.diag.codes_reference import REFERENCE
 from attngen.diag.codes_run import RUN
 from attngen.diag.codes_syntax import SYNTAX
+from attngen.diag.codes_target import TARGET
 from attngen.diag.codes_tools import TOOLS
 from attngen.diag.row import Code
 
@@ -19,6 +20,7 @@ _ROWS: tuple[Code, ...] = (
     *SYNTAX,
     *NAMES,
     *MEANING,
+    *TARGET,
     *RUN,
     *REFERENCE,
     *TOOLS,

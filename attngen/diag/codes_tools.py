@@ -22,8 +22,8 @@ Install it with `pip install 'attngen[draw]'`, or write an .svg in place of the 
         "no-machine-code-tools",
         "ptxas or nvdisasm is not installed, so machine code cannot be inspected",
         """
-Registers, spills and instruction counts of a kernel are read with NVIDIA's command-line tools, which come as pip packages
-and are needed for development only. Compiling and running kernels does without them.
+Registers, spills and instruction counts of a kernel are read with NVIDIA's command-line tools, which come as pip
+packages and are needed for development only. Compiling and running kernels does without them.
 
 Install them with `pip install 'attngen[dev]'`.
 """,

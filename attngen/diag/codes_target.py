@@ -1,0 +1,47 @@
+"""Rows of the code table: targets and feasibility (E04xx)."""
+
+from __future__ import annotations
+
+from attngen.diag.row import Code
+
+TARGET: tuple[Code, ...] = (
+    Code(
+        "E0401",
+        "unknown-target",
+        "no kernels are generated for this architecture",
+        """
+A target is a GPU architecture by NVIDIA's name, such as `sm_90a` (Hopper). It comes from `--target` or `target=`, else
+from ATTNGEN_TARGET, else from the spec's `target` clause, else it is sm_90a.
+
+The message lists the targets that this version of attngen generates kernels for.
+""",
+    ),
+    Code(
+        "E0402",
+        "not-served-yet",
+        "the spec is valid, but no kernel of this target serves something that it uses",
+        """
+Everything in the language has its meaning from the first version on: it parses, is checked, and CPU tensors compute it.
+Kernels follow part by part. What no kernel serves yet is refused here, with the clause at fault; it is never ignored.
+
+    attention x {
+      head_dim   = 64
+      normalizer = sigmoid            # refused for sm_90a: its kernels know softmax
+    }
+
+Take the mend that the message gives, or run the spec on CPU tensors.
+""",
+    ),
+    Code(
+        "E0403",
+        "no-plan-fits",
+        "no candidate tile fits the target with these head dims and this schedule",
+        """
+The planner tries tiles, K/V stages and register splits; each candidate was rejected by a pass, and the message gives the
+three that came nearest with the number that decided, such as `smem 244 KB of 227 KB: tile 128x176, stages 2`.
+
+A `schedule` clause (or tile=, stages=) that asks for more than fits is the usual cause: leave those entries to the
+planner, or ask for a smaller tile. `attngen explain SPEC --all` lists every candidate of a spec that fits.
+""",
+    ),
+)
