@@ -39,8 +39,8 @@ def build(
     `attngen.options.Options`: head_dim=64, dtype="fp16", tile="128x128", …
 
     With a GPU of the target's kind the kernel is compiled and loaded now, every tile plan of it; from the second time
-    on it comes from the cache (`cache_dir`, else ATTNGEN_CACHE_DIR, else the user's cache folder). Without one, nothing is
-    compiled until a CUDA tensor arrives, and CPU tensors run the blockwise reference.
+    on it comes from the cache (`cache_dir`, else ATTNGEN_CACHE_DIR, else the user's cache folder). Without one, nothing
+    is compiled until a CUDA tensor arrives, and CPU tensors run the blockwise reference.
     `progress(what, done, total)` is called while plans compile.
 
     Raises: AttnError E01xx-E03xx (the spec), E04xx (no plan serves it, with the reasons), E05xx (this machine).
@@ -203,17 +203,23 @@ def _attention(
     spec: AttentionSpec, target: str, cache: Any, progress: Callable[[str, int, int], None] | None = None
 ) -> Attention:
     from attngen.jit.kernel import Attention, portable_json
+    from attngen.jit.sources import recall, remember
 
-    plan_set = _plan(spec, target)
+    described = portable_json(spec)
+    source, planned = recall(cache, described, target), None
+    if source is None:
+        planned = _plan(spec, target)
+        source = _emit(planned)
+        remember(cache, described, target, source)
     return Attention(
         spec,
-        _dumped(_emit(plan_set)),
+        _dumped(source),
         target,
         cache,
-        plan=lambda: plan_set,
+        plan=lambda: planned or _plan(spec, target),
         explain=explain_plan,
         rebuild=lambda other: _twin(other, target, cache),
-        recipe=(_rebuild, (portable_json(spec), target, str(cache.root) if cache.persistent else None)),
+        recipe=(_rebuild, (described, target, str(cache.root) if cache.persistent else None)),
         progress=progress,
     )
 

@@ -36,6 +36,8 @@ from attngen.source import write_atomic
 log = logging.getLogger("attngen.cache")
 LOCK_TIMEOUT_S = 600.0
 META = "meta.json"
+#: Files of `jit.sources` beside the entries.
+SOURCE_PREFIX = ".source-"
 
 
 class AttngenWarning(UserWarning):
@@ -146,7 +148,7 @@ class KernelCache:
 
     def size(self) -> int:
         """Bytes that the cache holds, leftovers included."""
-        return sum(_bytes(folder) for folder in self._folders())
+        return sum(_bytes(folder) for folder in self._folders()) + sum(p.stat().st_size for p in self._sources())
 
     def clear(self, older_than_s: float | None = None) -> tuple[int, int]:
         """Remove entries, or only those unused for that long; leftovers go too. Returns (entries, bytes) removed.
@@ -154,6 +156,10 @@ class KernelCache:
         A kernel that a process has loaded keeps working: its file stays open until the process ends.
         """
         now, count, freed = time.time(), 0, 0
+        for path in self._sources():
+            if older_than_s is None or now - path.stat().st_mtime >= older_than_s:
+                freed += path.stat().st_size
+                path.unlink(missing_ok=True)
         for folder in self._folders():
             if older_than_s is not None and now - _listed(folder).used < older_than_s:
                 continue
@@ -170,6 +176,9 @@ class KernelCache:
                 continue
             count, freed = count + (not folder.name.startswith(".")), freed + size
         return count, freed
+
+    def _sources(self) -> list[Path]:
+        return sorted((self.root / "v1").glob(f"*/{SOURCE_PREFIX}*.json"))
 
     def _folders(self) -> Iterator[Path]:
         for toolchain in sorted((self.root / "v1").glob("*")):
@@ -249,8 +258,9 @@ def _make_folder(path: Path) -> None:
 
 
 _STORAGE = {
-    getattr(errno, name)
-    for name in "EACCES EPERM EROFS ENOSPC EDQUOT EFBIG ENOTDIR EEXIST EIO ENAMETOOLONG ESTALE ELOOP ENOENT".split()
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOTDIR, errno.EEXIST),
+    *(errno.EIO, errno.ENAMETOOLONG, errno.ESTALE, errno.ELOOP),
+    errno.ENOENT,  # somebody removed the folder meanwhile
 }
 
 
@@ -297,8 +307,8 @@ def _warn_once(root: Path, failure: OSError) -> None:
         _warned.add(root)
         warnings.warn(
             f"the kernel cache {root} cannot be written ({failure.strerror or failure}); compiled kernels live in a "
-            "temporary folder of this process and are compiled again next time. Free space or permissions there, or name "
-            "another folder with ATTNGEN_CACHE_DIR or cache_dir=.",
+            "temporary folder of this process and are compiled again next time. Free space or permissions there, or "
+            "name another folder with ATTNGEN_CACHE_DIR or cache_dir=.",
             AttngenWarning,
             stacklevel=6,
         )

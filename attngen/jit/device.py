@@ -81,9 +81,10 @@ def require_target(index: int, target: str, name: str) -> None:
     have, need = torch.cuda.get_device_capability(index), capability_of(target)
     if have == need:
         return
+    named = torch.cuda.get_device_name(index)
     raise error(
         "E0516",
-        f"`{name}` is compiled for {target}; cuda:{index} ({torch.cuda.get_device_name(index)}) is sm_{have[0]}{have[1]}",
+        f"`{name}` is compiled for {target}; cuda:{index} ({named}) is sm_{have[0]}{have[1]}",
         notes=(f"machine code for {target} runs on compute capability {need[0]}.{need[1]} only",),
         helps=(
             f"move the tensors to a GPU of compute capability {need[0]}.{need[1]}, or build for this GPU's own target",

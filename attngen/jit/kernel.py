@@ -39,7 +39,7 @@ _any_autocast = torch._C._is_any_autocast_enabled
 _raw_stream: Callable[[int], int] = lambda index: 0  # noqa: E731
 _current_device: Callable[[], int] = lambda: -1  # noqa: E731
 _capturing: Callable[[], bool] = lambda: False  # noqa: E731
-if torch.backends.cuda.is_built():
+if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
     # Plain integers: a torch.cuda.Stream object costs more than the rest of the path.
     _raw_stream = torch._C._cuda_getCurrentRawStream
     _current_device = torch._C._cuda_getDevice

@@ -9,7 +9,6 @@ import platform
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 
 #: Format of an entry's folder; a change makes every older entry invisible.
@@ -36,10 +35,17 @@ _COMPILE_VARIABLES = ("CUDA_TOOLKIT_PATH", "NVVM_APPEND_OPTIONS", "PTXAS_OPTIONS
 def distributions() -> tuple[tuple[str, str], ...]:
     """Every installed `nvidia-cutlass-dsl*` distribution and the FFI, as (name, version), sorted."""
     found: dict[str, str] = {}
-    for item in metadata.distributions():
-        name = (item.name or "").lower().replace("_", "-")
-        if name.startswith("nvidia-cutlass-dsl") or name == "apache-tvm-ffi":
-            found.setdefault(name, item.version)  # the first on sys.path is the one that is imported
+    for folder in sys.path:
+        try:
+            names = os.listdir(folder or ".")
+        except OSError:
+            continue
+        for entry in names:  # `name-version.dist-info`; importlib.metadata would read every package's METADATA
+            stem, _, kind = entry.rpartition(".")
+            if kind in ("dist-info", "egg-info") and entry.lower().startswith(("nvidia_cutlass_dsl", "apache_tvm_ffi")):
+                name, _, version = stem.partition("-")
+                # the first on sys.path is the one that is imported
+                found.setdefault(name.lower().replace("_", "-"), version.partition("-py")[0])
     return tuple(sorted(found.items()))
 
 

@@ -1,7 +1,7 @@
-"""A small generated-module stand-in for the tests of jit: the module API of an emitted kernel around a naive CuTe kernel.
+"""A stand-in for generated modules in the tests of jit: the module API of an emitted kernel around a naive CuTe kernel.
 
-One CTA per (row, head, batch), one thread per output column, every thread computing every score: slow and plainly right, so
-that the host path can be tested on a GPU without the real templates, and compiled in well under a second.
+One CTA per (row, head, batch), one thread per output column, every thread computing every score: slow and plainly
+right, so that the host path can be tested without the real templates, and compiled in well under a second.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def rich(head_dim: int = 64, *, tensor: bool = True, **changes: Any) -> Attentio
     causal = apply("le", atom("kv_idx"), atom("q_pos"))
     score = apply("mul", atom("s"), gain)
     if tensor:
-        score = apply("add", score, Load(type=Type.FLOAT, tensor="bias", dtype=DType.F32, indices=(atom("b"), atom("h"))))
+        score = apply(
+            "add", score, Load(type=Type.FLOAT, tensor="bias", dtype=DType.F32, indices=(atom("b"), atom("h")))
+        )
     return plain(
         head_dim,
         name="rich",
@@ -113,7 +115,9 @@ LIMITS = tuple(ATTN_META["limits"])
 
 
 @cute.kernel
-def attend(q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, o: cute.Tensor, lse: cute.Tensor, scale: Float32@EXTRA_DECL@):
+def attend(
+    q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, o: cute.Tensor, lse: cute.Tensor, scale: Float32@EXTRA_DECL@
+):
     column, _, _ = cute.arch.thread_idx()
     row, h, b = cute.arch.block_idx()
     seqlen_q, seqlen_kv = q.shape[@ROWS@], k.shape[@ROWS@]

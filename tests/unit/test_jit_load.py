@@ -63,10 +63,13 @@ def test_a_hit_imports_no_compiler(tmp_path: Path) -> None:
         "from attngen.jit.cache import KernelCache\n"
         "start = time.perf_counter()\n"
         "spec = standin.plain()\n"
-        "attn = attngen.jit.kernel.Attention(spec, standin.source(spec), 'sm_90a', KernelCache(Path(sys.argv[1]))).compile()\n"
+        "cache = KernelCache(Path(sys.argv[1]))\n"
+        "attn = attngen.jit.kernel.Attention(spec, standin.source(spec), 'sm_90a', cache).compile()\n"
         "print(time.perf_counter() - start, 'cutlass' in sys.modules, attn.path)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, env=ENVIRONMENT)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, env=ENVIRONMENT
+    )
     seconds, cutlass, path = done.stdout.split()
     assert cutlass == "False" and Path(path).name == "kernel.py", done.stderr
     assert float(seconds) < 0.2
@@ -144,7 +147,9 @@ def test_a_kernel_that_the_dsl_refuses(tmp_path: Path, monkeypatch: pytest.Monke
     assert [e.complete for e in KernelCache(tmp_path).entries()] == [False]
 
 
-@pytest.mark.parametrize("body", ["import os; os.abort()", "import os; os._exit(0)", "import os; os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize(
+    "body", ["import os; os.abort()", "import os; os._exit(0)", "import os; os.kill(os.getpid(), 9)"]
+)
 def test_a_compiler_that_dies_does_not_take_the_caller_along(tmp_path: Path, body: str) -> None:
     with pytest.raises(AttnError, match="ended with status") as caught:
         load(standin.source(standin.plain(), body=body), "sm_90a", KernelCache(tmp_path))
@@ -182,8 +187,8 @@ from pathlib import Path
 import jit_standin as standin
 from attngen.jit.cache import KernelCache
 from attngen.jit.load import load
-body = "import time; time.sleep(600)" if sys.argv[2] == "slow" else ""
-source = standin.source(standin.plain(), body="import os\\nif os.environ.get('SLOW'):\\n    import time\\n    time.sleep(600)")
+body = "import os, time\\nif os.environ.get('SLOW'):\\n    time.sleep(600)"
+source = standin.source(standin.plain(), body=body)
 print("start", flush=True)
 found = load(source, "sm_90a", KernelCache(Path(sys.argv[1])), progress=lambda *a: print(*a, flush=True))
 print("loaded", found.functions[0], flush=True)
@@ -192,7 +197,10 @@ print("loaded", found.functions[0], flush=True)
 
 def _process(root: Path, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", _BUILD, str(root), "fast"], stdout=subprocess.PIPE, text=True, env={**ENVIRONMENT, **environment}
+        [sys.executable, "-c", _BUILD, str(root)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**ENVIRONMENT, **environment},
     )
 
 
@@ -224,7 +232,9 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     assert victim.stdout is not None
     victim.stdout.readline(), victim.stdout.readline()
     time.sleep(0.5)
-    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(victim.pid)], capture_output=True, text=True).stdout.split()
+    children = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(victim.pid)], capture_output=True, text=True
+    ).stdout.split()
     assert children
     victim.kill()
     victim.wait()
