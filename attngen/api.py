@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -160,8 +161,8 @@ def _override(spec: AttentionSpec, options: Options) -> AttentionSpec:
     fields: dict[str, object] = {}
     if "head_dim" in changes:
         fields = {"head_dim_qk": changes["head_dim"], "head_dim_v": changes["head_dim"]}
-        if spec.scale == const(spec.head_dim_qk**-0.5) or spec.scale == const(1 / spec.head_dim_qk**0.5):
-            fields["scale"] = const(float(options.head_dim or 1) ** -0.5)
+        if spec.scale == const(1.0 / math.sqrt(spec.head_dim_qk)):
+            fields["scale"] = const(1.0 / math.sqrt(options.head_dim or 1))
     if "head_dim_v" in changes:
         fields["head_dim_v"] = changes["head_dim_v"]
     if "dtype" in changes:
