@@ -33,7 +33,7 @@ class Shape:
 def params(spec: AttentionSpec, given: Mapping[str, str | int | float | bool] | None = None) -> dict[str, Any]:
     """Values of all params: `given` (text is converted), else the default, else a small value inside the bounds.
 
-    Raises: AttnError E0601 for an unknown name or a value that does not fit.
+    Raises: AttnError E0601 for an unknown name, E0603 for a value that does not fit.
     """
     given = dict(given or {})
     known = {p.name for p in spec.params}
@@ -61,10 +61,10 @@ def _convert(p: ParamDecl, value: str | int | float | bool) -> Any:
         else:
             converted = int(text) if p.type.value == "int" else float(text)
     except (KeyError, ValueError):
-        raise error("E0601", f"param `{p.name}` takes a value of type {p.type.value}, found {text[:60]!r}") from None
+        raise error("E0603", f"param `{p.name}` takes a value of type {p.type.value}, found {text[:60]!r}") from None
     if (p.minimum is not None and converted < p.minimum) or (p.maximum is not None and converted > p.maximum):
         bounds = f"{'' if p.minimum is None else p.minimum} .. {'' if p.maximum is None else p.maximum}"
-        raise error("E0601", f"param `{p.name}` is {converted}, outside its bounds {bounds}")
+        raise error("E0603", f"param `{p.name}` is {converted}, outside its bounds {bounds}")
     return converted
 
 

@@ -45,9 +45,16 @@ def say(*parts: object) -> None:
     print(*parts, file=sys.stderr)
 
 
+#: Codes that speak of the command line: options, names of blocks, output files, values of params (E06xx).
+_USAGE_CODES = ("E0502", "E0503", "E0504", "E0530", "E0531", "E0532", "E06")
+
+
 def exit_code(diagnostics: Iterable[Diagnostic]) -> int:
-    """3 if the environment is at fault (E05xx), 1 otherwise."""
-    return ENVIRONMENT if any(d.code.startswith("E05") for d in diagnostics) else SPEC
+    """2 if the command line is at fault, 3 if this machine is (other E05xx), 1 if the spec is."""
+    codes = [d.code for d in diagnostics]
+    if any(c.startswith(_USAGE_CODES) for c in codes):
+        return USAGE
+    return ENVIRONMENT if any(c.startswith("E05") for c in codes) else SPEC
 
 
 def report(diagnostics: Iterable[Diagnostic]) -> None:

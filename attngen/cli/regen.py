@@ -55,6 +55,8 @@ def regen(
         from attngen.cli import reference
 
         wanted[_checkout() / "attngen" / "docs" / "reference.md"] = reference.render()
+        readme = _checkout() / "README.md"
+        wanted[readme] = with_kernel_head(readme.read_text(encoding="utf-8"))
     stale: list[str] = []
     for path, text in wanted.items():
         name = path.name
@@ -107,6 +109,17 @@ def render() -> dict[str, str]:
         rows.append(f"| [{name}]({name}) | examples/{entry.example}.attn | {tiles} | {entry.shows} |")
     files["README.md"] = _INDEX + "\n".join(rows) + "\n"
     return files
+
+
+def with_kernel_head(readme: str) -> str:
+    """README.md with the head of today's causal kernel between its markers."""
+    from attngen import api, resources
+
+    text = api.compile(resources.read("examples/causal.attn"), target="sm_90a").text
+    head = text[: text.index("\nnames")].rstrip()
+    before, _, rest = readme.partition("<!-- kernel-head -->\n")
+    _, _, after = rest.partition("<!-- /kernel-head -->")
+    return f"{before}<!-- kernel-head -->\n```python\n{head}\n...\n```\n<!-- /kernel-head -->{after}"
 
 
 _INDEX = """# Gallery

@@ -37,8 +37,8 @@ Take the mend that the message gives, or run the spec on CPU tensors.
         "no-plan-fits",
         "no candidate tile fits the target with these head dims and this schedule",
         """
-The planner tries tiles, K/V stages and register splits; each candidate was rejected by a pass, and the message gives the
-three that came nearest with the number that decided, such as `smem 244 KB of 227 KB: tile 128x176, stages 2`.
+The planner tries tiles, K/V stages and register splits; each candidate was rejected by a pass, and the message gives
+the three that came nearest with the number that decided, such as `smem 244 KB of 227 KB: tile 128x176`.
 
 A `schedule` clause (or tile=, stages=) that asks for more than fits is the usual cause: leave those entries to the
 planner, or ask for a smaller tile. `attngen explain SPEC --all` lists every candidate of a spec that fits.

@@ -26,7 +26,8 @@ _TIMEOUT_S = 600.0
 class MachineCode:
     """What ptxas and nvdisasm say about one kernel.
 
-    `registers` a thread at launch, `spill_bytes` stored and loaded, `stack_bytes` a thread, `serialized` the C75xx
+    `registers` a thread at launch, `spill_bytes` stored and loaded, `stack_bytes` a thread, `static_smem_bytes` besides
+    what the launch asks for, `serialized` the C75xx
     warnings, `instructions` the SASS length, `opcodes` their counts (HGMMA: WGMMA; UTMALDG: TMA load;
     UTMASTG: TMA store).
     """
@@ -34,6 +35,7 @@ class MachineCode:
     registers: int
     spill_bytes: int
     stack_bytes: int
+    static_smem_bytes: int
     serialized: tuple[str, ...]
     instructions: int
     opcodes: dict[str, int]
@@ -94,6 +96,7 @@ def parse(report: str, listing: str) -> MachineCode:
         registers=max(registers, default=0),
         spill_bytes=total(r"(\d+) bytes spill stores") + total(r"(\d+) bytes spill loads"),
         stack_bytes=total(r"(\d+) bytes stack frame"),
+        static_smem_bytes=total(r"(\d+) bytes smem"),
         serialized=tuple(serialized),
         instructions=sum(opcodes.values()),
         opcodes=dict(opcodes),

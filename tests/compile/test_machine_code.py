@@ -1,0 +1,62 @@
+"""Every example and gallery kernel as sm_90a machine code, without a GPU: no spill, no serialised WGMMA, registers and
+shared memory as the plan says, tensor cores and TMA in use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attngen import api
+from attngen.cli.regen import GALLERY
+from attngen.options import Options
+from attngen.search import plan
+from attngen.syntax import load_all
+from attngen.targets import sm90
+from attngen.verify import machine
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = [(f, s.name) for f in sorted((ROOT / "examples").glob("*.attn")) for s in load_all(f)]
+IN_EXAMPLES = {(f"{f.stem}", name) for f, name in EXAMPLES}
+
+pytestmark = [
+    pytest.mark.dsl,
+    pytest.mark.skipif(machine.tool("ptxas") is None, reason="needs the development tools: pip install 'attngen[dev]'"),
+]
+
+
+def check(spec, folder: Path) -> None:
+    plans = plan(spec, "sm_90a")
+    source = api.compile(spec, target="sm_90a")
+    kernel = folder / "kernel.py"
+    kernel.write_text(source.text)
+    for index, p in enumerate(plans.plans):
+        code = machine.inspect_plan(kernel, index)
+        where = f"{spec.name}, plan {p.name}"
+        assert code.spill_bytes == 0 and code.stack_bytes == 0, f"{where}: spills {code.spill_bytes} B, stack {code.stack_bytes} B"
+        assert code.serialized == (), f"{where}: {code.serialized}"
+        assert code.registers <= p.launch.launch_registers, f"{where}: {code.registers} registers at launch"
+        assert code.opcodes["USETMAXREG"] >= 2, f"{where}: no register reallocation"
+        assert code.opcodes["UTMALDG"] >= 3 and code.opcodes["UTMASTG"] >= 1, f"{where}: TMA is not in use"
+        # one product of each kind at the least: head_dim / 16 and tile_n / 16 steps
+        steps = p.compute.head_dim_qk_padded // 16 + p.compute.tile_n // 16
+        assert code.opcodes["HGMMA"] >= steps, f"{where}: {code.opcodes['HGMMA']} WGMMA of {steps}"
+        meta = source.meta["plans"][index]
+        assert meta["smem_bytes"] == p.memory.smem_bytes <= sm90.SMEM_BYTES
+        assert code.static_smem_bytes + p.memory.smem_bytes <= sm90.SMEM_BYTES + 1024
+
+
+@pytest.mark.parametrize(("file", "name"), EXAMPLES, ids=[n for _, n in EXAMPLES])
+def test_example(file: Path, name: str, tmp_path: Path) -> None:
+    check(api.resolve(file, name, Options()), tmp_path)
+
+
+@pytest.mark.parametrize("entry", [e for e in GALLERY if e.overrides], ids=lambda e: e.example)
+def test_gallery_entry_with_overrides(entry, tmp_path: Path) -> None:
+    spec = api.resolve(ROOT / "examples" / f"{entry.example}.attn", entry.name, Options.parse(entry.overrides))
+    check(spec, tmp_path)
+
+
+def test_every_gallery_kernel_is_compiled_here() -> None:
+    for entry in GALLERY:
+        assert entry.overrides or any(stem == entry.example for stem, _ in IN_EXAMPLES), entry.example

@@ -1,0 +1,62 @@
+"""Reading ptxas and nvdisasm: what a spill and a serialised WGMMA look like is pinned here, so that CI cannot miss one."""
+
+from __future__ import annotations
+
+import pytest
+
+from attngen.diag.diagnostic import AttnError
+from attngen.verify import machine
+
+REPORT = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'k' for 'sm_90a'
+ptxas info    : Function properties for k
+    48 bytes stack frame, 16 bytes spill stores, 32 bytes spill loads
+ptxas info    : Used 168 registers, used 9 barriers, 48 bytes cumulative stack size, 1024 bytes smem
+ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due to insufficient register resources
+"""
+LISTING = """
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0010*/             @!P0  HGMMA.64x80x16.F32.BF16 R24, gdesc[UR4], R24 ;
+        /*0020*/              @UP1 UTMALDG.4D [UR8], [UR4] ;
+        /*0030*/                   HGMMA.64x80x16.F32.BF16 R24, gdesc[UR4], R24 ;
+"""
+
+
+def test_spills_and_serialisation_are_seen() -> None:
+    code = machine.parse(REPORT, LISTING)
+    assert (code.registers, code.spill_bytes, code.stack_bytes, code.static_smem_bytes) == (168, 48, 48, 1024)
+    assert len(code.serialized) == 1 and "C7512" in code.serialized[0]
+    assert code.opcodes == {"LDC": 1, "HGMMA": 2, "UTMALDG": 1} and code.instructions == 4
+    assert not code.is_clean
+
+
+def test_clean_code_is_clean() -> None:
+    report = REPORT.replace("48 bytes", "0 bytes").replace("16 bytes", "0 bytes").replace("32 bytes", "0 bytes")
+    code = machine.parse("\n".join(line for line in report.splitlines() if "C75" not in line), LISTING)
+    assert code.is_clean
+
+
+@pytest.mark.dsl
+@pytest.mark.skipif(machine.tool("ptxas") is None, reason="needs the development tools")
+def test_real_tools_on_a_hand_written_kernel() -> None:
+    ptx = (
+        ".version 8.0\n.target sm_90a\n.address_size 64\n"
+        ".visible .entry k(.param .u64 p) { .reg .b64 %a; .reg .f32 %f; ld.param.u64 %a, [p]; "
+        "ld.global.f32 %f, [%a]; ex2.approx.f32 %f, %f; st.global.f32 [%a], %f; ret; }\n"
+    )
+    code = machine.inspect_ptx(ptx)
+    assert code.is_clean and code.registers > 0 and code.opcodes["MUFU"] == 1 and code.opcodes["EXIT"] >= 1
+
+
+@pytest.mark.skipif(machine.tool("ptxas") is None, reason="needs the development tools")
+def test_ptx_that_ptxas_refuses() -> None:
+    with pytest.raises(AttnError) as fault:
+        machine.inspect_ptx("no ptx at all")
+    assert fault.value.code == "E0542"
+
+
+def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "tool", lambda name: None)
+    with pytest.raises(AttnError) as fault:
+        machine.inspect_ptx("x")
+    assert fault.value.code == "E0541" and "attngen[dev]" in str(fault.value)

@@ -1,0 +1,106 @@
+"""Documentation stays in step: every code that is raised is in the table, every pass has a page, every link leads somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from attngen.cli import reference
+from attngen.cli.regen import GALLERY
+from attngen.diag.codes import CODES
+from attngen.ir.functions import FUNCTIONS
+from attngen.options import Options
+from attngen.settings import VARIABLES
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE, DOCS = ROOT / "attngen", ROOT / "attngen" / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+#: Planning passes and the page of each.
+PASSES = {"mask_form": "mask-form", "compute": "compute", "mask_plan": "mask", "memory": "memory", "schedule": "schedule", "launch": "launch"}
+
+
+def test_reference_is_current() -> None:
+    assert (DOCS / "reference.md").read_text() == reference.render(), "run `attngen regen`"
+
+
+def test_reference_has_every_row() -> None:
+    text = reference.render()
+    for name in (*Options.model_fields, *VARIABLES):
+        assert f"| `{name}` |" in text, name
+    for code in CODES:
+        assert f"| {code} |" in text, code
+    for f in FUNCTIONS.values():
+        assert f.doc.replace("|", "\\|") in text, f.name
+
+
+def test_every_code_that_is_raised_is_in_the_table_and_the_other_way_round() -> None:
+    raised: dict[str, str] = {}
+    for path in SOURCES:
+        if path.name.startswith("codes"):
+            continue
+        for code in re.findall(r'"(E0\d{3})"', path.read_text()):
+            raised.setdefault(code, str(path.relative_to(ROOT)))
+    assert {c: p for c, p in raised.items() if c not in CODES} == {}
+    assert sorted(set(CODES) - set(raised)) == []
+
+
+def test_every_explanation_says_the_mend() -> None:
+    for row in CODES.values():
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", row.slug), row.slug
+        assert row.summary and not row.summary.endswith("."), row.code
+        assert len(row.explanation.split()) >= 9, f"{row.code} explains too little"
+
+
+def test_every_pass_has_a_page() -> None:
+    pages = {p.stem for p in (DOCS / "passes").glob("*.md")}
+    assert pages == set(PASSES.values())
+    for module, page in PASSES.items():
+        assert (PACKAGE / "passes" / f"{module}.py").is_file()
+        text = (DOCS / "passes" / f"{page}.md").read_text()
+        assert f"`passes/{module}.py`" in text, page
+        for part in ("**Problem.**", "**Reads**", "**Writes**", "**Rewrite.**", "**Keeps.**", "**Rejects**"):
+            assert part in text, f"{page}: {part}"
+    planners = {p.stem for p in (PACKAGE / "passes").glob("*.py") if re.search(r"^def plan_", p.read_text(), re.MULTILINE)}
+    assert planners <= set(PASSES), "a new pass needs a page"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_folders_and_modules_that_are_named_exist(page: Path) -> None:
+    """Paths in code font exist, except in the table of rooms that are only drawn."""
+    text = page.read_text().split("## Rooms that are drawn")[0]
+    for path in re.findall(r"`((?:attngen|examples|templates|grammar|generated|tests)/[\w./-]*)`", text):
+        if "*" not in path and "x." not in path and "XY" not in path:
+            assert (ROOT / path).exists(), path
+
+
+def test_glossary_is_the_vocabulary_of_the_ir() -> None:
+    text = (DOCS / "glossary.md").read_text()
+    for word in ("tile_m", "tile_n", "kv_stages", "head_dim_qk", "head_dim_v", "seqlen_kv", "q_pos", "warpgroup", "walk", "lse"):
+        assert re.search(rf"`{word}`|\| {word}", text), word
+
+
+def test_gallery_is_small_and_every_entry_differs() -> None:
+    assert len(GALLERY) <= 12 and len({e.shows for e in GALLERY}) == len(GALLERY)
+
+
+def test_module_sizes() -> None:
+    """Aim at 150 lines, review at 300, never past 500."""
+    long = {str(p.relative_to(ROOT)): n for p in SOURCES if (n := len(p.read_text().splitlines())) > 500}
+    assert not long
+
+
+def test_no_heavy_import_at_module_level() -> None:
+    """torch and the DSL load only in jit and ref: `attngen compile` starts without them."""
+    for path in SOURCES:
+        if path.relative_to(PACKAGE).parts[0] not in ("jit", "ref"):
+            assert not re.search(r"^(import|from) (torch|cutlass|matplotlib|rich)\b", path.read_text(), re.MULTILINE), path
