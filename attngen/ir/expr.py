@@ -79,12 +79,12 @@ for _node in (Load, Apply):
 def const(value: bool | int | float, **span: object) -> Const:
     """A literal of the type that `value` has in Python."""
     kind = Type.BOOL if isinstance(value, bool) else Type.INT if isinstance(value, int) else Type.FLOAT
-    return Const(type=kind, value=value, **span)  # type: ignore[arg-type]
+    return Const(type=kind, value=value, **span)
 
 
 def atom(name: str, **span: object) -> Atom:
     """An atom of `ATOMS`."""
-    return Atom(type=ATOMS[name], name=name, **span)  # type: ignore[arg-type]
+    return Atom(type=ATOMS[name], name=name, **span)
 
 
 def children(e: Expr) -> tuple[Expr, ...]:

@@ -9,7 +9,7 @@ also for negative operands; division by zero gives an unspecified value, never a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ class Function:
     """One row. `derivative(args, y)` gives d y/d arg for each arg (None: zero), `y` being the application itself."""
 
     name: str
-    signatures: list[tuple[tuple[Type, ...], Type]]
+    signatures: Sequence[tuple[tuple[Type, ...], Type]]
     dense: Callable[..., Any]
     #: CuTe-DSL text with {0}, {1}, … for operands that are already safe to place anywhere.
     cute: str
