@@ -56,7 +56,9 @@ def test_compile_does_not_replace_a_stranger(attngen, causal, tmp_path):
 
 def test_overrides_reach_the_kernel(attngen, causal):
     plain = attngen("compile", causal).out
-    other = attngen("compile", causal, "--head-dim", "192x128", "--dtype", "fp16", "--layout", "bhsd", "--tile", "128x64").out
+    other = attngen(
+        "compile", causal, "--head-dim", "192x128", "--dtype", "fp16", "--layout", "bhsd", "--tile", "128x64"
+    ).out
     assert plain != other and "HEAD_DIM_QK = 192" in other and "HEAD_DIM_V = 128" in other
 
 
@@ -185,7 +187,9 @@ def test_unwritable_outputs(attngen, causal, tmp_path):
     assert Path("/dev/null").is_char_device()
 
 
-@pytest.mark.parametrize("name", ["a b.attn", "-dash.attn", "new\nline.attn", "ünï.attn", "q'uote\".attn", "x" * 200 + ".attn"])
+@pytest.mark.parametrize(
+    "name", ["a b.attn", "-dash.attn", "new\nline.attn", "ünï.attn", "q'uote\".attn", "x" * 200 + ".attn"]
+)
 def test_hostile_paths_work(attngen, causal, tmp_path, monkeypatch, name):
     hostile = tmp_path / name
     hostile.write_text(causal.read_text())

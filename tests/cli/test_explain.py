@@ -15,14 +15,28 @@ SVG = "{http://www.w3.org/2000/svg}"
 def test_a_spec_in_text(attngen, causal):
     done = attngen("explain", causal)
     assert done.code == 0, done.err
-    for word in ("mask form", "plans by max", "smem", "registers", "pipeline", "barriers", "rooflines", "MMA", "HBM", "rejected"):
+    for word in (
+        "mask form",
+        "plans by max",
+        "smem",
+        "registers",
+        "pipeline",
+        "barriers",
+        "rooflines",
+        "MMA",
+        "HBM",
+        "rejected",
+    ):
         assert word in done.out, word
 
 
 def test_a_spec_in_json(attngen, causal):
     found = json.loads(attngen("explain", causal, "--json", "--seqlen", "1000,64", "--batch", "2", "--heads", "4").out)
     assert found["schema"] == 1 and found["mask"]["exact"]
-    assert [r["shape"] for r in found["rooflines"]] == ["batch 2, heads 4/4, seqlen 1000x1000", "batch 2, heads 4/4, seqlen 64x64"]
+    assert [r["shape"] for r in found["rooflines"]] == [
+        "batch 2, heads 4/4, seqlen 1000x1000",
+        "batch 2, heads 4/4, seqlen 64x64",
+    ]
     plan = found["plans"][0]
     assert plan["memory"]["smem_bytes"] <= plan["memory"]["smem_limit"]
     assert found["rejected"] and all(r["why"] for r in found["rejected"])
@@ -38,7 +52,8 @@ def test_causal_visits_about_half_of_the_tiles(attngen, causal):
 def test_element_wise_terms_say_why(attngen, tmp_path):
     spec = tmp_path / "x.attn"
     spec.write_text(
-        "attn 1\nattention x {\n  head_dim = 64\n  tensor m: bool[batch, seqlen_kv]\n  mask = kv_idx <= q_pos and m[b, kv_idx]\n}\n"
+        "attn 1\nattention x {\n  head_dim = 64\n  tensor m: bool[batch, seqlen_kv]\n"
+        "  mask = kv_idx <= q_pos and m[b, kv_idx]\n}\n"
     )
     done = attngen("explain", spec)
     assert done.code == 0 and "element-wise term `m[b, kv_idx]`" in done.out and "instead:" in done.out
@@ -73,7 +88,9 @@ def test_a_picture_on_stdout_is_only_a_picture(attngen, causal):
 
 
 def test_a_picture_escapes_what_the_spec_says(attngen, causal):
-    texts = [e.text for e in ET.fromstring(attngen("explain", causal, "--svg", "-", "--seqlen", "64").out).iter(f"{SVG}text")]
+    texts = [
+        e.text for e in ET.fromstring(attngen("explain", causal, "--svg", "-", "--seqlen", "64").out).iter(f"{SVG}text")
+    ]
     assert "mask = kv_idx <= q_pos" in texts
 
 

@@ -33,7 +33,9 @@ def check(spec, folder: Path) -> None:
     for index, p in enumerate(plans.plans):
         code = machine.inspect_plan(kernel, index)
         where = f"{spec.name}, plan {p.name}"
-        assert code.spill_bytes == 0 and code.stack_bytes == 0, f"{where}: spills {code.spill_bytes} B, stack {code.stack_bytes} B"
+        assert code.spill_bytes == 0 and code.stack_bytes == 0, (
+            f"{where}: spills {code.spill_bytes} B, stack {code.stack_bytes} B"
+        )
         assert code.serialized == (), f"{where}: {code.serialized}"
         assert code.registers <= p.launch.launch_registers, f"{where}: {code.registers} registers at launch"
         assert code.opcodes["USETMAXREG"] >= 2, f"{where}: no register reallocation"

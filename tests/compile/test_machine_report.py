@@ -1,4 +1,4 @@
-"""Reading ptxas and nvdisasm: what a spill and a serialised WGMMA look like is pinned here, so that CI cannot miss one."""
+"""Reading ptxas and nvdisasm: what a spill and a serialised WGMMA look like is pinned, so that CI cannot miss one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ptxas info    : Compiling entry function 'k' for 'sm_90a'
 ptxas info    : Function properties for k
     48 bytes stack frame, 16 bytes spill stores, 32 bytes spill loads
 ptxas info    : Used 168 registers, used 9 barriers, 48 bytes cumulative stack size, 1024 bytes smem
-ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due to insufficient register resources
+ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due to …
 """
 LISTING = """
         /*0000*/                   LDC R1, c[0x0][0x28] ;

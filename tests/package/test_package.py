@@ -19,7 +19,9 @@ pytestmark = pytest.mark.slow
 
 def run(*command: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | environment
-    done = subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True, timeout=600, check=False, env=env)
+    done = subprocess.run(
+        [str(c) for c in command], cwd=cwd, capture_output=True, text=True, timeout=600, check=False, env=env
+    )
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
     return done
 
@@ -41,7 +43,19 @@ def installed(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).stdout.strip())
     # Paths in a .pth file are searched after the venv's own, and their .pth files (editable installs) are not read.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", built["wheel"], cwd=folder)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        built["wheel"],
+        cwd=folder,
+    )
     return folder / "bin"
 
 
@@ -71,7 +85,15 @@ def test_wheel_has_nothing_else(built: dict[str, Path]) -> None:
 def test_sdist_can_be_tested(built: dict[str, Path]) -> None:
     with tarfile.open(built["sdist"]) as archive:
         names = {n.partition("/")[2] for n in archive.getnames()}
-    for name in ("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml", "tests/conftest.py", "examples/causal.attn"):
+    for name in (
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "pyproject.toml",
+        "tests/conftest.py",
+        "examples/causal.attn",
+    ):
         assert name in names, name
     assert not [n for n in names if n.startswith((".venv", ".gpu", ".ci/work"))]
 
@@ -89,7 +111,9 @@ def test_installed_wheel_runs_from_elsewhere(installed: Path, tmp_path: Path) ->
     where = run(installed / "python", "-c", "import attngen; print(attngen.__file__)", cwd=tmp_path).stdout
     assert str(installed.parent) in where, "the wheel is what is imported"
     spec = tmp_path / "mine.attn"
-    spec.write_text('attn 1\ninclude "std.attn"\nattention mine {\n  head_dim = 64\n  mask = causal and window(100)\n}\n')
+    spec.write_text(
+        'attn 1\ninclude "std.attn"\nattention mine {\n  head_dim = 64\n  mask = causal and window(100)\n}\n'
+    )
     run(installed / "attngen", "compile", spec, "-o", tmp_path / "kernel.py", cwd=tmp_path)
     compile((tmp_path / "kernel.py").read_text(), "kernel.py", "exec")
     assert "mask form" in run(installed / "attngen", "explain", spec, cwd=tmp_path).stdout
