@@ -27,7 +27,7 @@ def render(d: Diagnostic, color: bool = False) -> str:
         column = source.line_col(label.span.start)[1]
         arrow = "-->" if i == 0 else ":::"
         if i == 0 or source is not labels[i - 1].span.source:
-            lines.append(f"{' ' * width} {paint(arrow, _BLUE)} {visible(source.name)}:{line}:{column}")
+            lines.append(f"{' ' * width} {paint(arrow, _BLUE)} {_name(label.span)}:{line}:{column}")
             lines.append(paint(f"{' ' * width} |", _BLUE))
         else:
             lines.append(paint(f"{' ' * width} :", _BLUE))
@@ -68,7 +68,9 @@ def to_json(diagnostics: Iterable[Diagnostic]) -> str:
 def visible(text: str) -> str:
     """`text` with control and direction characters spelled out, so that a spec cannot write to the terminal."""
     return "".join(
-        c if c == "\n" or unicodedata.category(c) not in ("Cc", "Cf", "Zl", "Zp", "Cs") else f"\\u{ord(c):04x}"
+        c
+        if c == "\n" or unicodedata.category(c) not in ("Cc", "Cf", "Zl", "Zp", "Cs", "Co", "Cn")
+        else f"\\u{ord(c):04x}"
         for c in text
     )
 
@@ -126,7 +128,11 @@ def _first_line(span: Span) -> int:
 
 def _place(span: Span) -> str:
     line, column = span.source.line_col(span.start)
-    return f"{visible(span.source.name)}:{line}:{column}"
+    return f"{_name(span)}:{line}:{column}"
+
+
+def _name(span: Span) -> str:
+    return visible(span.source.name).replace("\n", "\\n")
 
 
 def _escape(text: str) -> str:

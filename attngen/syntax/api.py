@@ -109,6 +109,8 @@ def _scope(source: str | Path, include_dirs: Sequence[str | Path], faults: Fault
     opened, path = open_source(source)
     try:
         scope = build_scope(opened, path, [Path(d) for d in include_dirs], faults)
+        if any(d.code in ("E0219", "E0220") for d in faults.sorted()):
+            faults.raise_if_any()  # names that a missing file would define are no further faults
         check_defs(scope, faults)
     except RecursionError:
         raise error(

@@ -197,6 +197,7 @@ def _tensor(clause: ast.Tensor, block: ast.Attention, faults: Faults) -> TensorD
             "int": "i32",
             "int32": "i32",
             "i64": "i32",
+            "int64": "i32",
             "f16": "fp16",
             "float16": "fp16",
             "half": "fp16",

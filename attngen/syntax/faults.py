@@ -146,15 +146,18 @@ def bad_token(source: Source, fault: UnexpectedToken, unclosed: list[Span]) -> A
             helps=("make `attn 1` the first line",),
         )
     words = {t.lower() for t in accepts - _PUNCTUATION - {"$END"}}
-    same_line = bool(source.text[: at.start].rpartition("\n")[2].strip())
-    if token[:1].isalpha() and not (same_line and "PLUS" in accepts) and words & {"mask", "def", "sink"}:
+    before = source.text[: at.start].rpartition("\n")[2].strip()
+    same_line = bool(before) and not before.endswith(("{", "}"))
+    if token[:1].isalpha() and not same_line and words & {"mask", "def", "sink"}:
         return _unknown_word(str(token), at, words)
     expected = _expected(accepts, same_line)
     shown = spelled(token.type) if token.type in ("LBRACE", "RBRACE") else f"`{token[:40]}`"
     help_ = _slip(source.text, at.start)
     if token.type == "INT" and accepts == {"NAME"} and source.text[: at.start].rstrip().endswith("v ="):
         help_ = "`head_dim = 192, v = 128` gives V its own head dim; `v = k[0:512]` makes V a view of K"
-    elif token == "grad" and "EQUALS" in accepts:
+    elif accepts == {"EQUALS"} and source.text[: at.start].rstrip().endswith(" x"):
+        help_ = "a shape has two sides: `128 x 128`"
+    elif token.type == "GRAD" and "EQUALS" in accepts:
         help_ = "only tensors take `grad`; declare a trainable scalar as `tensor x: f32[1] grad` and read `x[0]`"
     open_bracket = unclosed[-1:] if accepts & {"RPAR", "RSQB"} and token.type in ("RBRACE", "EQUALS", "LBRACE") else []
     return AttnError(
@@ -217,10 +220,11 @@ def _expected(accepts: set[str], same_line: bool) -> str:
         words.append("`def`, `include` or `attention`")
         rest -= {"DEF", "ATTENTION", "INCLUDE", "STRING", "$END"}
     words += [spelled(t) for t in sorted(rest)]
-    return one_of(words)
+    # Nothing is left where an expression given by itself goes on past its end.
+    return one_of(words or ["an operator", "the end of the expression"])
 
 
 def _slip(text: str, at: int) -> str | None:
-    if text.startswith("==", at):
+    if text[at - 1 : at + 1] == "==":
         return "write one `=` to give a clause its value"
     return next((mend for slip, mend in _SLIPS if text.startswith(slip, at)), None)

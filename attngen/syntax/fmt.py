@@ -74,10 +74,10 @@ def _attention(item: ast.Attention, source: Source, comments: list[int]) -> Iter
     base = f" extends {item.base.text}" if item.base else ""
     head = f"attention {item.name.text}{base} {{"
     above = tuple(map(string, item.doc))
-    if not item.clauses and not any(item.head.end <= c < item.span.end for c in comments):
+    brace = _brace(source, item.head.end)
+    if not item.clauses and not any(brace <= c < item.span.end for c in comments):
         yield Unit(item.span.start, item.span.end, 0, "whole", word=head + "}", above=above)
         return
-    brace = _brace(source, item.head.end)
     yield Unit(item.span.start, brace, 0, "open", word=head, above=above)
     for clause in item.clauses:
         yield from _clause(clause, source, comments)
@@ -103,10 +103,11 @@ def _clause(clause: ast.Clause, source: Source, comments: list[int]) -> Iterator
     elif isinstance(clause, ast.Block):
         inline = ", ".join(f"{e.name.text} = {entry_value(e)}" for e in clause.entries)
         text = f"{word} {{ {inline} }}" if inline else f"{word} {{}}"
-        if len(text) + 2 <= WIDTH and not any(start <= c < end for c in comments):
+        brace = _brace(source, clause.word.span.end)
+        if len(text) + 2 <= WIDTH and not any(brace <= c < end for c in comments):
             yield Unit(start, end, 1, "block", word=text)
             return
-        yield Unit(start, _brace(source, clause.word.span.end), 1, "open", word=f"{word} {{")
+        yield Unit(start, brace, 1, "open", word=f"{word} {{")
         for e in clause.entries:
             yield Unit(e.span.start, e.span.end, 2, "setting", word=e.name.text, value=entry_value(e))
         yield Unit(end - 1, end, 1, "close", word="}")

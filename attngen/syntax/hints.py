@@ -196,7 +196,7 @@ def _shape(entry: ast.Entry, _rest: list[str], faults: Faults) -> Any:
                 f"a side of `{entry.name.text}` must be in {bound}, found {side.text}",
                 side.span,
                 "out of range",
-                helps=(f"write {_example('shape')}",),
+                helps=("write `128 x 128`" if entry.name.text == "tile" else "write `2 x 1`",),
             )
             return None
     return tuple(sides)

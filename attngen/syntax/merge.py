@@ -114,8 +114,23 @@ def _once(parts: tuple[ast.Setting, ...] | tuple[ast.Entry, ...], faults: Faults
 
 
 def _blocks(old: ast.Block, new: ast.Block) -> ast.Block:
-    """Entries of both; `tile` and its two sides replace each other."""
-    names = {e.name.text for e in new.entries}
-    hidden = names | ({"tile_m", "tile_n"} if "tile" in names else set())
-    kept = [e for e in old.entries if e.name.text not in hidden]
-    return replace(new, entries=(*kept, *new.entries))
+    """Entries of both. `tile` is short for its two sides, so that a child may change one of them."""
+    kept = {e.name.text: e for entry in old.entries for e in _sides(entry)}
+    # Only a base is split: within one block `tile` together with a side of it is a fault that is still to be told.
+    hidden = {e.name.text for entry in new.entries for e in _sides(entry)} | {e.name.text for e in new.entries}
+    return replace(new, entries=(*(e for name, e in kept.items() if name not in hidden), *new.entries))
+
+
+def _sides(entry: ast.Entry) -> tuple[ast.Entry, ...]:
+    value = entry.value
+    if entry.name.text != "tile" or not isinstance(value, ast.Shape):
+        return (entry,)
+    named = zip(("tile_m", "tile_n"), (value.first, value.second), strict=True)
+    return tuple(
+        ast.Entry(
+            ast.Word(name, entry.name.span),
+            ast.Number(int(side.text), side.text, side.span) if side.text.isdigit() and len(side.text) < 10 else side,
+            entry.span,
+        )
+        for name, side in named
+    )
