@@ -17,14 +17,16 @@ from attngen.passes.mask_plan import plan_mask
 from attngen.passes.memory import plan_memory
 from attngen.passes.schedule import plan_schedule
 from attngen.passes.serves import why_not
-from attngen.targets import sm90
+from attngen.targets import measured, sm90
 from attngen.verify.plan import verify
 
 #: Lengths at which plans are compared; between two that prefer different plans lies a limit of the PlanSet.
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 MAX_PLANS = 3
 #: A second plan must save this share of the time at some length to be worth its compile time.
-WORTH = 0.015
+WORTH = 0.005
+#: The cost model flatters narrow KV tiles; without a measurement none below this width is chosen.
+MIN_TILE_N = 64
 TARGETS = (sm90.NAME,)
 
 
@@ -47,7 +49,7 @@ def plan_candidate(spec: AttentionSpec, form: MaskForm, candidate: Candidate, o_
     if isinstance(memory, Reject):
         return memory
     mask = plan_mask(form, compute)
-    pingpong = spec.schedule.pingpong if spec.schedule.pingpong is not None else compute.head_dim_v <= 128
+    pingpong = spec.schedule.pingpong is not False
     schedule = plan_schedule(compute, mask, memory, spec.schedule.order, pingpong)
     return KernelPlan(
         name=candidate.name,
@@ -96,7 +98,7 @@ def choose(served: list[KernelPlan]) -> tuple[tuple[KernelPlan, ...], tuple[int,
     Times are relative to the best candidate at each length, so that no length dominates; another plan joins only when it
     saves at least WORTH on average.
     """
-    times = [[launch_cycles(p, n) for n in LENGTHS] for p in served]
+    lengths, served, times = _times(served)
     best = [min(column) for column in zip(*times, strict=True)]
     relative = [[t / b for t, b in zip(row, best, strict=True)] for row in times]
     anchor = min(range(len(served)), key=lambda i: sum(relative[i]))
@@ -104,18 +106,39 @@ def choose(served: list[KernelPlan]) -> tuple[tuple[KernelPlan, ...], tuple[int,
         i for i, p in enumerate(served)
         if p.memory.o_in_q == served[anchor].memory.o_in_q and p.schedule.pingpong == served[anchor].schedule.pingpong
     ]  # fmt: skip
-    splits = _splits({i: relative[i] for i in alike})
+    splits = _splits({i: relative[i] for i in alike}, lengths)
     chosen = splits[0]
     for split in splits[1:]:
-        if split[0] < chosen[0] - WORTH * len(LENGTHS):
+        if split[0] < chosen[0] - WORTH * len(lengths):
             chosen = split
     plans, limits = chosen[1], chosen[2]
     return tuple(served[i] for i in plans), limits
 
 
-def _splits(relative: dict[int, list[float]]) -> list[tuple[float, tuple[int, ...], tuple[int, ...]]]:
+def _times(served: list[KernelPlan]) -> tuple[tuple[int, ...], list[KernelPlan], list[list[float]]]:
+    """Lengths, candidates, and a time of each at each length: measured where the head dims were, else by the cost model.
+
+    Measured and modelled times do not mix: where some candidates were measured, only those compete.
+    """
+    measured_plans: list[KernelPlan] = []
+    rows: list[list[float]] = []
+    for p in served:
+        mask = "causal" if p.schedule.order == "lpt" else "full"
+        found = measured.seconds_per_flop(p.compute.head_dim_qk, p.compute.head_dim_v, mask, p.name)
+        if found is not None:
+            measured_plans.append(p)
+            rows.append(list(found))
+    if measured_plans:
+        return measured.lengths(), measured_plans, rows
+    wide = [p for p in served if p.compute.tile_n >= MIN_TILE_N] or served
+    return LENGTHS, wide, [[launch_cycles(p, n) for n in LENGTHS] for p in wide]
+
+
+def _splits(
+    relative: dict[int, list[float]], lengths: tuple[int, ...]
+) -> list[tuple[float, tuple[int, ...], tuple[int, ...]]]:
     """Best (summed time, plans, limits) with 1, 2, … MAX_PLANS plans over ascending lengths."""
-    n = len(LENGTHS)
+    n = len(lengths)
 
     def best_run(start: int, end: int) -> tuple[float, int]:
         return min((sum(row[start:end]), i) for i, row in relative.items())
@@ -127,7 +150,7 @@ def _splits(relative: dict[int, list[float]]) -> list[tuple[float, tuple[int, ..
         row: dict[int, tuple[float, tuple[int, ...], tuple[int, ...]]] = {}
         for end in range(1, n + 1):
             options = [
-                (time + best_run(cut, end)[0], (*plans, best_run(cut, end)[1]), (*limits, LENGTHS[cut - 1]))
+                (time + best_run(cut, end)[0], (*plans, best_run(cut, end)[1]), (*limits, lengths[cut - 1]))
                 for cut, (time, plans, limits) in table[-1].items()
                 if cut < end and best_run(cut, end)[1] not in plans
             ]

@@ -1,0 +1,28 @@
+"""Measured throughput of tiles on one H200 (data, not code: sm90_measured.json), for ranking candidates."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+
+@cache
+def _table() -> dict[str, Any]:
+    text = (files("attngen.targets") / "sm90_measured.json").read_text(encoding="utf-8")
+    table: dict[str, Any] = json.loads(text)
+    return table
+
+
+def lengths() -> tuple[int, ...]:
+    """Sequence lengths of the measurements, ascending."""
+    return tuple(_table()["lengths"])
+
+
+def seconds_per_flop(head_dim_qk: int, head_dim_v: int, mask: str, tile: str) -> tuple[float, ...] | None:
+    """Inverse throughput of a tile at each of `lengths()`; None where it was not measured. `mask`: full or causal."""
+    for row in _table()["rows"]:
+        if (row["head_dim_qk"], row["head_dim_v"], row["mask"], row["tile"]) == (head_dim_qk, head_dim_v, mask, tile):
+            return tuple(1e-12 / t for t in row["tflops"])
+    return None
