@@ -9,8 +9,7 @@ import torch
 from attngen.diag.diagnostic import error
 from attngen.ir.expr import tensors_of
 from attngen.ir.spec import AttentionSpec
-from attngen.jit.contract import sizes_of
-from attngen.jit.named import Sizes
+from attngen.jit.shapes import Sizes, sizes_of
 
 #: Elements of one evaluated block of index expressions.
 _BLOCK_ELEMS = 1 << 22

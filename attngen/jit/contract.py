@@ -9,29 +9,11 @@ import torch
 from attngen.diag.diagnostic import error
 from attngen.ir.spec import AttentionSpec, TensorDecl
 from attngen.ir.types import Layout
-from attngen.jit.named import TORCH_DTYPE, Sizes
+from attngen.jit.named import TORCH_DTYPE
+from attngen.jit.shapes import Sizes, axes_of, sizes_of
 
 #: TMA moves 16-byte units: bases and strides are multiples of it.
 ALIGN_BYTES = 16
-_AXES = {
-    Layout.BSHD: ("batch", "seqlen", "heads", "head_dim"),
-    Layout.BHSD: ("batch", "heads", "seqlen", "head_dim"),
-}
-
-
-def axes_of(spec: AttentionSpec) -> tuple[str, ...]:
-    """Axis names of q, k, v and o in the spec's layout."""
-    return _AXES[spec.layout]
-
-
-def sizes_of(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor) -> Sizes:
-    """Extents of the known axes."""
-    batch, seqlen_q, heads_q = (q.shape[i] for i in ((0, 1, 2) if spec.layout is Layout.BSHD else (0, 2, 1)))
-    seqlen_kv, heads_kv = (k.shape[i] for i in ((1, 2) if spec.layout is Layout.BSHD else (2, 1)))
-    return {
-        "batch": batch, "heads_q": heads_q, "heads_kv": heads_kv, "seqlen_q": seqlen_q, "seqlen_kv": seqlen_kv,
-        "head_dim": spec.head_dim_qk, "head_dim_v": spec.head_dim_v,
-    }  # fmt: skip
 
 
 def validate(

@@ -1,15 +1,12 @@
 """Attention: the callable that `attngen.build` returns.
 
-The eager GPU call is one short path: guard, bind, allocate, launch. It checks nothing that the kernel's own entry point
-checks; when that refuses the arguments, `contract` finds out why. Everything else (CPU tensors, other dtypes, autocast,
-empty shapes, tracing) goes the general way.
+An eager call on a GPU that the kernel is ready on takes one short path: guard, bind, launch. Everything else (CPU
+tensors, other dtypes, autocast, tracing, `check`) goes the general way.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import math
 import threading
 import warnings
 from collections.abc import Callable
@@ -19,13 +16,12 @@ from typing import Any
 import torch
 
 from attngen.diag.diagnostic import AttnError, error
-from attngen.ir.expr import params_of
 from attngen.ir.plan import KernelPlan, PlanSet
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout
 from attngen.jit import contract, ops
 from attngen.jit.cache import KernelCache
-from attngen.jit.device import SCRATCH_ELEMS, DeviceState, require_target, state_of
+from attngen.jit.launch import Launcher, Ready
 from attngen.jit.load import Loaded, Progress, load
 from attngen.jit.named import TORCH_DTYPE, Binder
 from attngen.source import KernelSource
@@ -36,16 +32,6 @@ _grad_enabled = torch.is_grad_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
 _any_autocast = torch._C._is_any_autocast_enabled
-_raw_stream: Callable[[int], int] = lambda index: 0  # noqa: E731
-_current_device: Callable[[], int] = lambda: -1  # noqa: E731
-_capturing: Callable[[], bool] = lambda: False  # noqa: E731
-if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
-    # Plain integers: a torch.cuda.Stream object costs more than the rest of the path.
-    _raw_stream = torch._C._cuda_getCurrentRawStream
-    _current_device = torch._C._cuda_getDevice
-    _capturing = torch._C._cuda_isCurrentStreamCapturing
-_empty, _empty_like, _contiguous = torch.empty, torch.empty_like, torch.contiguous_format
-_F32 = torch.float32
 _AUTOCAST = ("cpu", "cuda")
 
 
@@ -86,6 +72,9 @@ class Attention:
         self.spec = spec
         self.source = source
         self.target = target
+        self.handle = _handle(spec, source, target)
+        self.binder = Binder(spec)
+        self.launcher = Launcher(spec, self.binder, tuple(source.meta.get("limits", ())))
         self._cache = cache
         self._make_plan = plan
         self._explain = explain
@@ -96,24 +85,12 @@ class Attention:
         self._loaded: Loaded | None = None
         self._lock = threading.Lock()
         self._other: Attention | None = None
-        # the launch path's constants
-        meta = source.meta
-        self._binder = Binder(spec)
-        self._bind = self._binder.bind
-        self._bare = self._binder.bare
+        # what the short path reads
         self._dtype = TORCH_DTYPE[spec.dtype]
-        self._out_dtype = TORCH_DTYPE[spec.out_dtype or spec.dtype]
-        self._o_like_q = spec.head_dim_v == spec.head_dim_qk and self._out_dtype is self._dtype
-        self._bhsd = spec.layout is Layout.BHSD
-        self._limits: tuple[int, ...] = tuple(meta.get("limits", ()))
-        self._margin = spec.schedule.sm_margin or 0
-        self._scales: dict[tuple[Any, ...], float] = {}
-        self._scale_reads_params = bool(params_of(spec.scale))
-        self._scale = math.nan if self._scale_reads_params else self._scale_of(())
-        self._functions: tuple[Any, ...] = ()
-        #: GPUs that the kernel is loaded for; the launch path takes no other.
-        self._devices: dict[int, tuple[DeviceState, int]] = {}
-        self.handle = _handle(spec, source, target)
+        self._bare = self.binder.bare
+        self._bind = self.binder.bind
+        self._launch = self.launcher.launch
+        self._ready_on = self.launcher.ready
         ops.register(self)
 
     # -- what it is ------------------------------------------------------------------------------------------------
@@ -156,20 +133,21 @@ class Attention:
         return self._recipe
 
     def compile(self, device: int | None = None) -> Attention:
-        """Compile or load the kernel now and set up a GPU (default: the current one, if there is any)."""
-        if self._loaded is None:
-            with self._lock:
-                if self._loaded is None:
-                    loaded = load(self.source, self.target, self._cache, progress=self._progress)
-                    self._functions = loaded.functions
-                    self._loaded = loaded
+        """Compile or load the kernel now and set up a GPU (default: the current one, if there is any).
+
+        Raises: AttnError E0510 to E0520 (toolchain, cache), E0516 (GPU of another kind).
+        """
+        with self._lock:
+            if self._loaded is None:
+                self._loaded = load(self.source, self.target, self._cache, progress=self._progress)
+                self.launcher.functions = self._loaded.functions
         if device is None and torch.cuda.is_available():
             device = torch.cuda.current_device()
         if device is not None:
-            self._prepare(device)
+            self.launcher.prepare(device, self.target)
         return self
 
-    # -- the launch path -------------------------------------------------------------------------------------------
+    # -- calls -----------------------------------------------------------------------------------------------------
 
     def __call__(
         self,
@@ -186,7 +164,7 @@ class Attention:
     ) -> Any:
         """See the class."""
         if _is_dynamo():
-            return self._traced(q, k, v, return_lse, out, lse, scale, named)
+            return ops.traced(self, q, k, v, return_lse, out, lse, scale, named)
         try:
             if (
                 type(q) is not _Tensor
@@ -195,99 +173,16 @@ class Attention:
                 or _any_autocast()
                 or _dispatch_modes()
                 or _functorch_level() is not None
-                or (ready := self._devices.get(q.get_device())) is None
+                or (ready := self._ready_on.get(q.get_device())) is None
             ):
                 return self._general(q, k, v, return_lse, out, lse, scale, check, named)
-            if _grad_enabled() and (
-                q.requires_grad or k.requires_grad or v.requires_grad or self._captured_grad(named)
-            ):
+            if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or self._needs_grad(named)):
                 raise ops.needs_gradients(self.spec.name)
-            if self._bare and not named:
-                tail: tuple[Any, ...] = ()
-            else:
-                tail = self._bind(named, lambda: contract.sizes_of(self.spec, q, k))
+            tail = () if self._bare and not named else self._bind(named, q, k)
             return self._launch(ready, q, k, v, tail, scale, out, lse, return_lse)
         except (AttributeError, IndexError, TypeError, ValueError):  # not the tensors that the path takes for granted
             contract.validate(self.spec, q, k, v, self._given_tensors(named), out, lse)
             raise
-
-    def _launch(
-        self,
-        ready: tuple[DeviceState, int],
-        q: Any,
-        k: Any,
-        v: Any,
-        tail: tuple[Any, ...],
-        scale: Any,
-        out: Any,
-        lse: Any,
-        return_lse: bool,
-    ) -> Any:
-        """Allocate what is missing and launch, on the current stream of q's GPU."""
-        state, workers = ready
-        index = state.index
-        if _current_device() != index:
-            with torch.cuda.device(index):
-                return self._launch(ready, q, k, v, tail, scale, out, lse, return_lse)
-        if self._bhsd:
-            batch, heads_q, seqlen_q, _ = q.shape
-            _, heads_kv, seqlen_kv, _ = k.shape
-        else:
-            batch, seqlen_q, heads_q, _ = q.shape
-            _, seqlen_kv, heads_kv, _ = k.shape
-        if not (seqlen_kv and seqlen_q and batch and heads_q and heads_kv) or heads_q % heads_kv:
-            return self._degenerate(q, k, v, tail, scale, out, lse, return_lse)
-        if scale is None:
-            scale = self._scale
-            if scale != scale:
-                scale = self._scale_of(tail)
-        elif type(scale) is not float or scale - scale != 0.0:  # the latter: NaN or infinite
-            scale = _number(scale)
-        given = lse
-        provided = () if out is None and lse is None else (out, lse)
-        if out is None:
-            if self._o_like_q:
-                out = _empty_like(q, memory_format=_contiguous)
-            else:
-                out = _empty((*q.shape[:3], self.spec.head_dim_v), dtype=self._out_dtype, device=state.device)
-        stream = _raw_stream(index)
-        capturing = _capturing()
-        if capturing:
-            counter = state.captured_counter()
-        else:
-            counter = state.counters.get(stream)
-            if counter is None:
-                counter = state.counter(stream)
-        if lse is None:
-            shape = (batch, heads_q, seqlen_q)
-            if capturing or batch * heads_q * seqlen_q > SCRATCH_ELEMS:
-                lse = _empty(shape, dtype=_F32, device=state.device)
-            else:
-                # The kernel writes an LSE that nobody asked for: launches of one stream may share it.
-                lse = state.scratch.get(stream)
-                if lse is None or lse.shape != shape:
-                    lse = state.scratch[stream] = _empty(shape, dtype=_F32, device=state.device)
-                if return_lse:
-                    lse = _empty_like(lse)  # faster than torch.empty with a shape
-        functions = self._functions
-        function = functions[0]
-        if len(functions) > 1:
-            longest = seqlen_q if seqlen_q > seqlen_kv else seqlen_kv
-            for i, limit in enumerate(self._limits):
-                if longest <= limit:
-                    function = functions[i]
-                    break
-            else:
-                function = functions[-1]
-        try:
-            function(q, k, v, out, lse, counter, scale, workers, *tail)
-        except Exception as failure:
-            self._recover(failure, function, (q, k, v, out, lse, counter, scale, workers, *tail), given)
-        if provided:  # autograd must notice that a tensor it may have saved was written
-            _written(*provided)
-        return (out, lse) if return_lse else out
-
-    # -- everything else -------------------------------------------------------------------------------------------
 
     def _general(
         self,
@@ -301,22 +196,25 @@ class Attention:
         check: bool,
         named: dict[str, Any],
     ) -> Any:
-        """Calls that are not a plain eager call on a prepared GPU."""
+        """Calls that are not a plain eager call on a GPU that is ready."""
         if not all(isinstance(x, torch.Tensor) for x in (q, k, v)):
             contract.validate(self.spec, q, k, v, self._given_tensors(named), out, lse)
         if _functorch_level() is not None:
             raise _transformed(self.spec.name)
-        if q.device.type in _AUTOCAST and torch.is_autocast_enabled(q.device.type):
-            dtype = torch.get_autocast_dtype(q.device.type)
+        device = q.device.type
+        if device in _AUTOCAST and torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
             q, k, v = (x.to(dtype) if x.is_floating_point() and x.dtype != dtype else x for x in (q, k, v))
-        attention = self._for(q.dtype)
-        if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or self._captured_grad(named)):
+        attention = self.in_dtype(q.dtype)
+        if attention is not self:
+            return attention(q, k, v, return_lse=return_lse, out=out, lse=lse, scale=scale, check=check, **named)
+        if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or self._needs_grad(named)):
             raise ops.needs_gradients(self.spec.name)
-        if _dispatch_modes() or type(q) not in (_Tensor, torch.nn.Parameter) or q.device.type == "meta":
-            return attention._traced(q, k, v, return_lse, out, lse, scale, named)
-        return attention._run(q, k, v, return_lse, out, lse, scale, check, named)
+        if _dispatch_modes() or type(q) not in (_Tensor, torch.nn.Parameter) or device == "meta":
+            return ops.traced(self, q, k, v, return_lse, out, lse, scale, named)
+        return self.run(q, k, v, return_lse, out, lse, scale, check, named)
 
-    def _run(
+    def run(
         self,
         q: Any,
         k: Any,
@@ -328,227 +226,59 @@ class Attention:
         check: bool,
         named: dict[str, Any],
     ) -> Any:
-        """A call of this dtype on real tensors."""
-        if q.device.type not in ("cpu", "cuda"):
+        """A call on real tensors of this attention's dtype, no gradient needed; the operators' body too."""
+        device = q.device.type
+        if device not in ("cpu", "cuda"):
             raise error(
                 "E0605",
                 f"`q` is on {q.device}; attention runs on cuda (a kernel) and cpu (the reference)",
                 helps=("move q, k and v to a CUDA GPU or to the CPU",),
             )
-        tail = self._checked_bind(q, k, v, out, lse, named)
-        if check:
-            from attngen.jit.checks import check_call
-
-            check_call(self.spec, q, k, v, *self._binder.split(tail))
-        if q.device.type == "cuda":
-            return self._launch(self._ready(q.device.index), q, k, v, tail, scale, out, lse, return_lse)
-        _say_once(
-            f"`{self.spec.name}` runs the blockwise reference: its tensors are on the CPU; CUDA tensors run the kernel"
-        )
-        return self._reference(q, k, v, tail, scale, out, lse, return_lse)
-
-    def _checked_bind(self, q: Any, k: Any, v: Any, out: Any, lse: Any, named: dict[str, Any]) -> tuple[Any, ...]:
-        """Bind after the checks that a kernel's entry point would make."""
         try:
-            tail = self._bind(named, lambda: contract.sizes_of(self.spec, q, k))
+            tail = self._bind(named, q, k)
         except (IndexError, ValueError):  # ranks are wrong: say which
             contract.validate(self.spec, q, k, v, self._given_tensors(named), out, lse)
             raise
-        if q.device.type == "cpu":
-            contract.validate(self.spec, q, k, v, self._binder.split(tail)[1], out, lse)
-        return tail
+        if device == "cpu" or check:
+            contract.validate(self.spec, q, k, v, self.binder.split(tail)[1], out, lse)
+        if check:
+            from attngen.jit.checks import check_call
 
-    def _reference(
-        self, q: Any, k: Any, v: Any, tail: tuple[Any, ...], scale: Any, out: Any, lse: Any, return_lse: bool
-    ) -> Any:
-        """The blockwise reference, on whatever device the tensors are."""
-        from attngen.ref import blockwise
-
-        params, tensors = self._binder.split(tail)
-        value = self._scale_of(tail) if scale is None else _number(scale)
-        with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-            o, rows = blockwise.attention(
-                self.spec, self._bshd(q), self._bshd(k), self._bshd(v), params, tensors, value
-            )
-            o, rows = self._bshd(o).to(self._out_dtype).contiguous(), rows.to(_F32).contiguous()
-            out = o if out is None else out.copy_(o)
-            lse = rows if lse is None else lse.copy_(rows)
-        return (out, lse) if return_lse else out
-
-    def _degenerate(
-        self, q: Any, k: Any, v: Any, tail: tuple[Any, ...], scale: Any, out: Any, lse: Any, return_lse: bool
-    ) -> Any:
-        """No keys or no rows: nothing to launch. O = epilogue(0) and LSE = -inf, or the sink's."""
-        contract.validate(self.spec, q, k, v, self._binder.split(tail)[1], out, lse)
-        return self._reference(q, k, v, tail, scale, out, lse, return_lse)
-
-    def _recover(self, failure: Exception, function: Any, arguments: tuple[Any, ...], given_lse: Any) -> None:
-        """The kernel's entry point refused its arguments: say why, or launch again with tidied strides."""
-        q, k, v, out, lse, *_ = arguments
-        contract.validate(self.spec, q, k, v, self._binder.split(arguments[8:])[1], out, given_lse)
-        lines = str(failure).strip().splitlines() or [repr(failure)]
-        tidy = [contract.normalized(x) for x in (q, k, v, out)]
-        if all(new is old for new, old in zip(tidy, (q, k, v, out), strict=True)):
-            raise error(
-                "E0618",
-                f"the kernel of `{self.spec.name}` refused to launch: {lines[0]}",
-                notes=tuple(lines[1:4]),
-                helps=("a CUDA error here is often an earlier kernel's: run with CUDA_LAUNCH_BLOCKING=1 to see whose",),
-            ) from failure
-        function(*tidy, lse, *arguments[5:])
-
-    # -- tracing ---------------------------------------------------------------------------------------------------
-
-    def _traced(
-        self, q: Any, k: Any, v: Any, return_lse: bool, out: Any, lse: Any, scale: Any, named: dict[str, Any]
-    ) -> Any:
-        """The call as one operator, for torch.compile and FakeTensor modes."""
-        kind = q.device.type
-        if kind in _AUTOCAST and torch.is_autocast_enabled(kind):
-            dtype = torch.get_autocast_dtype(kind)
-            q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-        tensors: list[Any] = []
-        ints: list[int] = []
-        floats: list[float] = []
-        for name, kind_, decl in self._binder.params:
-            value: Any = named.get(name, decl.default)
-            if kind_ is float:
-                floats.append(float(value))
-            else:
-                ints.append(int(value))
-        for name, _ in self._binder.tensors:
-            tensors.append(named[name])
-        for name in named:
-            if name not in self._binder.names:
-                self._binder._unknown(name)
-        scale = None if scale is None else float(scale)
-        if out is None and lse is None:
-            o, rows = torch.ops.attngen.forward(self.handle, q, k, v, tensors, ints, floats, scale)
-            return (o, rows) if return_lse else o
-        o_shape, o_dtype, lse_shape = self.output_shapes(q)
-        out = q.new_empty(o_shape, dtype=o_dtype) if out is None else out
-        lse = q.new_empty(lse_shape, dtype=_F32) if lse is None else lse
-        torch.ops.attngen.forward_out(self.handle, q, k, v, tensors, ints, floats, scale, out, lse)
-        return (out, lse) if return_lse else out
+            check_call(self.spec, q, k, v, *self.binder.split(tail))
+        if device == "cuda":
+            return self._launch(self._ready(q.device.index), q, k, v, tail, scale, out, lse, return_lse)
+        _say_once(f"`{self.spec.name}` runs the blockwise reference: its tensors are on the CPU")
+        return self.launcher.reference(q, k, v, tail, scale, out, lse, return_lse)
 
     def output_shapes(self, q: Any) -> tuple[tuple[Any, ...], torch.dtype, tuple[Any, ...]]:
         """(shape of o, dtype of o, shape of lse) for a q."""
         a, b, c = q.shape[0], q.shape[1], q.shape[2]
-        dtype = self._out_dtype if self.spec.out_dtype is not None else q.dtype
-        return (a, b, c, self.spec.head_dim_v), dtype, (a, b, c) if self._bhsd else (a, c, b)
+        dtype = TORCH_DTYPE[self.spec.out_dtype] if self.spec.out_dtype is not None else q.dtype
+        return (a, b, c, self.spec.head_dim_v), dtype, (a, b, c) if self.spec.layout is Layout.BHSD else (a, c, b)
 
-    def run_op(
-        self,
-        q: Any,
-        k: Any,
-        v: Any,
-        tensors: list[Any],
-        ints: list[int],
-        floats: list[float],
-        scale: float | None,
-        out: Any,
-        lse: Any,
-    ) -> tuple[Any, Any]:
-        """The operators' body on real tensors: names and bounds are checked here, values being known."""
-        left_ints, left_floats = iter(ints), iter(floats)
-        named: dict[str, Any] = {}
-        for name, kind, _ in self._binder.params:
-            named[name] = next(left_floats) if kind is float else kind(next(left_ints))
-        named.update({name: x for (name, _), x in zip(self._binder.tensors, tensors, strict=True)})
-        result: tuple[Any, Any] = self._for(q.dtype)._run(q, k, v, True, out, lse, scale, False, named)
-        return result
-
-    # -- helpers ---------------------------------------------------------------------------------------------------
-
-    def _for(self, dtype: torch.dtype) -> Attention:
+    def in_dtype(self, dtype: torch.dtype) -> Attention:
         """This attention for a dtype: itself, or its twin in the other 16-bit type, built at the first such call."""
         if dtype == self._dtype:
             return self
         other = DType.FP16 if self.spec.dtype is DType.BF16 else DType.BF16
         if dtype != TORCH_DTYPE[other] or self._rebuild is None:
             return self  # whose checks will say what is wrong
-        if self._other is None:
-            with self._lock:
-                if self._other is None:
-                    self._other = self._rebuild(self.spec.replace(dtype=other))
+        with self._lock:
+            if self._other is None:
+                self._other = self._rebuild(self.spec.replace(dtype=other))
         return self._other
 
-    def _bshd(self, x: Any) -> Any:
-        """From the spec's layout to bshd, or back."""
-        return x.transpose(1, 2) if self._bhsd else x
-
-    def _captured_grad(self, named: dict[str, Any]) -> bool:
-        names = self._binder.grad_names
+    def _needs_grad(self, named: dict[str, Any]) -> bool:
+        names = self.binder.grad_names
         return bool(names) and any(getattr(named.get(n), "requires_grad", False) for n in names)
 
     def _given_tensors(self, named: dict[str, Any]) -> dict[str, Any]:
-        return {name: named.get(name) for name, _ in self._binder.tensors}
+        return {name: named.get(name) for name, _ in self.binder.tensors}
 
-    def _ready(self, index: int) -> tuple[DeviceState, int]:
-        ready = self._devices.get(index)
-        if ready is None:
+    def _ready(self, index: int) -> Ready:
+        if index not in self._ready_on:
             self.compile(index)
-            ready = self._devices[index]
-        return ready
-
-    def _prepare(self, index: int) -> None:
-        if index in self._devices:
-            return
-        require_target(index, self.target, self.spec.name)
-        state = state_of(index)
-        if not _capturing():
-            with torch.cuda.device(index) if index >= 0 else contextlib.nullcontext():
-                state.prepare()
-        self._devices[index] = (state, max(1, state.sm_count - self._margin))
-
-    def _scale_of(self, tail: tuple[Any, ...]) -> float:
-        """The spec's scale for these params (remembered: evaluating the expression takes longer than a launch)."""
-        values = tail[: len(self._binder.params)]
-        found = self._scales.get(values)
-        if found is None:
-            found = evaluate_scale(self.spec, dict(zip((p.name for p in self.spec.params), values, strict=False)))
-            if len(self._scales) > 256:
-                self._scales.clear()
-            self._scales[values] = found
-        return found
-
-
-def evaluate_scale(spec: AttentionSpec, params: dict[str, Any]) -> float:
-    """The scale of a call, in natural units, evaluated in float64."""
-    from attngen.ref.evaluate import evaluate
-
-    env = {n: torch.tensor(v, dtype=torch.float64 if isinstance(v, float) else None) for n, v in params.items()}
-    value = float(evaluate(spec.scale, env, {}))
-    if not math.isfinite(value):
-        raise error(
-            "E0603",
-            f"the scale of `{spec.name}` is {value} for {params}",
-            helps=("pass params that give a finite scale",),
-        )
-    return value
-
-
-def _written(*tensors: Any) -> None:
-    torch.autograd.graph.increment_version([x for x in tensors if x is not None and not x.is_inference()])
-
-
-def _number(scale: Any) -> float:
-    """`scale=` as a float: a number, or a tensor without axes on the CPU."""
-    if isinstance(scale, torch.Tensor) and (scale.ndim or scale.device.type != "cpu"):
-        raise error(
-            "E0603",
-            f"`scale` must be one number, found a tensor {tuple(scale.shape)} on {scale.device}",
-            helps=("pass a float",),
-        )
-    try:
-        value = float(scale)
-    except (TypeError, ValueError):
-        raise error(
-            "E0603", f"`scale` must be a number, found {type(scale).__name__}", helps=("pass a float",)
-        ) from None
-    if not math.isfinite(value):
-        raise error("E0603", f"`scale` is {value}", helps=("pass a finite number",))
-    return value
+        return self._ready_on[index]
 
 
 def _transformed(name: str) -> AttnError:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from attngen.diag.diagnostic import error
 from attngen.ir.spec import AttentionSpec, ParamDecl, TensorDecl
 from attngen.ir.types import DType, Type
+from attngen.jit.shapes import Sizes, sizes_of
 
 TORCH_DTYPE: dict[DType, torch.dtype] = {
     DType.BF16: torch.bfloat16,
@@ -21,7 +23,7 @@ TORCH_DTYPE: dict[DType, torch.dtype] = {
 }
 _INT32 = (-(2**31), 2**31 - 1)
 _PYTHON = {Type.INT: int, Type.FLOAT: float, Type.BOOL: bool}
-Sizes = dict[str, int]
+_Tensor = torch.Tensor
 
 
 class Binder:
@@ -34,29 +36,32 @@ class Binder:
         self.names = frozenset(p.name for p in spec.params) | frozenset(t.name for t in spec.tensors)
         self.bare = not self.names
         self.grad_names = tuple(t.name for t in spec.tensors if t.grad)
-        plain = not spec.tensors and all(p.default is not None for p in spec.params)
-        #: The whole tail when nothing is given and everything has a default.
-        self.defaults = tuple(self._param({}, *row) for row in self.params) if plain else None
+        self._rows = tuple((p.name, p.default, _PYTHON[p.type], *_range(p), p) for p in spec.params)
 
-    def bind(self, named: Mapping[str, Any], sizes: Callable[[], Sizes]) -> tuple[Any, ...]:
-        """Values in the kernel's order. `sizes` gives the known axes' extents, asked for only when a tensor broadcasts.
+    def bind(self, named: Mapping[str, Any], q: Any, k: Any) -> tuple[Any, ...]:
+        """Values in the kernel's order; q and k give the extents for tensors that broadcast.
 
-        Raises: AttnError E0601 (unknown name), E0602 (missing), E0603 (a param's type or range), E0604 (not a tensor),
-        E0607 (shape).
+        Raises: AttnError E0601 (unknown name), E0602 (missing), E0603 (a param's type or range), E0604 (not a tensor).
         """
-        if not named and self.defaults is not None:
-            return self.defaults
-        values = [self._param(named, *row) for row in self.params]
-        for name, decl in self.tensors:
+        if not named.keys() <= self.names:
+            self.unknown(next(n for n in named if n not in self.names))
+        values = []
+        for name, default, kind, low, high, decl in self._rows:
+            value = named.get(name, default)
+            if type(value) is not kind:
+                if value is None:
+                    self.missing(name)
+                value = _converted(value, kind, decl)
+            if not low <= value <= high:  # NaN too
+                _out_of_range(value, decl)
+            values.append(value)
+        for name, tensor_decl in self.tensors:
             tensor: Any = named.get(name)
-            if not isinstance(tensor, torch.Tensor):
-                self._not_a_tensor(name, decl, tensor, name in named)
+            if not isinstance(tensor, _Tensor):
+                self._not_a_tensor(tensor_decl, tensor)
             if 1 in tensor.shape:
-                tensor = _broadcast(tensor, decl, sizes())
+                tensor = _broadcast(tensor, tensor_decl, sizes_of(self.spec, q, k))
             values.append(tensor)
-        for name in named:
-            if name not in self.names:
-                self._unknown(name)
         return tuple(values)
 
     def split(self, bound: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -67,35 +72,22 @@ class Binder:
             {row[0]: value for row, value in zip(self.tensors, bound[count:], strict=True)},
         )
 
-    def _param(self, named: Mapping[str, Any], name: str, kind: type, decl: ParamDecl) -> Any:
-        value = named.get(name, decl.default)
-        if type(value) is not kind:
-            value = _converted(value, kind, decl, self.spec)
-        if kind is not bool and (
-            (decl.minimum is not None and value < decl.minimum)
-            or (decl.maximum is not None and value > decl.maximum)
-            or (kind is int and not _INT32[0] <= value <= _INT32[1])
-            or value != value
-        ):
-            _out_of_range(value, decl)
-        return value
-
-    def _not_a_tensor(self, name: str, decl: TensorDecl, value: object, given: bool) -> None:
-        declared = f"{decl.dtype.value}[{', '.join(map(str, decl.dims))}]"
-        if not given:
-            raise error(
-                "E0602",
-                f"`{self.spec.name}` needs the tensor `{name}`",
-                notes=(f"the spec declares `tensor {name}: {declared}`",),
-                helps=(f"pass {name}=…",),
-            )
+    def missing(self, name: str) -> NoReturn:
+        """E0602."""
+        tensor = next((t for t in self.spec.tensors if t.name == name), None)
+        if tensor is not None:
+            kind, declared = "tensor", f"`tensor {_declared(tensor)}`"
+        else:
+            kind, declared = "param", f"`param {name}: {self.spec.param(name).type.value}`, without a default"
         raise error(
-            "E0604",
-            f"`{name}` must be a tensor {declared}, found {type(value).__name__}",
-            helps=("make it a torch tensor on the device of q",),
+            "E0602",
+            f"`{self.spec.name}` needs the {kind} `{name}`",
+            notes=(f"the spec declares {declared}",),
+            helps=(f"pass {name}=…",),
         )
 
-    def _unknown(self, name: str) -> None:
+    def unknown(self, name: str) -> NoReturn:
+        """E0601."""
         close = get_close_matches(name, sorted(self.names), n=1)
         listed = ", ".join(sorted(self.names)) or "none"
         raise error(
@@ -104,15 +96,32 @@ class Binder:
             helps=(f"did you mean `{close[0]}`?" if close else f"its params and tensors: {listed}",),
         )
 
-
-def _converted(value: Any, kind: type, decl: ParamDecl, spec: AttentionSpec) -> Any:
-    if value is None:
+    def _not_a_tensor(self, decl: TensorDecl, value: object) -> NoReturn:
+        if value is None:
+            self.missing(decl.name)
         raise error(
-            "E0602",
-            f"`{spec.name}` needs the param `{decl.name}`",
-            notes=(f"the spec declares `param {decl.name}: {decl.type.value}` without a default",),
-            helps=(f"pass {decl.name}=…",),
+            "E0604",
+            f"`{decl.name}` must be a tensor, declared `{_declared(decl)}`, found {type(value).__name__}",
+            helps=("make it a torch tensor on the device of q",),
         )
+
+
+def _declared(decl: TensorDecl) -> str:
+    return f"{decl.name}: {decl.dtype.value}[{', '.join(map(str, decl.dims))}]"
+
+
+def _range(decl: ParamDecl) -> tuple[Any, Any]:
+    """The bounds that every value of a param keeps."""
+    if decl.type is Type.BOOL:
+        return False, True
+    low, high = _INT32 if decl.type is Type.INT else (-math.inf, math.inf)
+    return (
+        low if decl.minimum is None else max(low, decl.minimum),
+        high if decl.maximum is None else min(high, decl.maximum),
+    )
+
+
+def _converted(value: Any, kind: type, decl: ParamDecl) -> Any:
     given = value
     if isinstance(value, torch.Tensor):
         if value.ndim or value.device.type != "cpu":
@@ -141,16 +150,15 @@ def _article(word: str) -> str:
     return f"an {word}" if word[0] in "aeiou" else f"a {word}"
 
 
-def _out_of_range(value: Any, decl: ParamDecl) -> None:
+def _out_of_range(value: Any, decl: ParamDecl) -> NoReturn:
     if value != value:
         raise error("E0603", f"param `{decl.name}` is NaN", helps=("pass a number",))
-    low = decl.minimum if decl.minimum is not None else (_INT32[0] if decl.type is Type.INT else "-inf")
-    high = decl.maximum if decl.maximum is not None else (_INT32[1] if decl.type is Type.INT else "inf")
-    why = "the spec declares these bounds" if (decl.minimum, decl.maximum) != (None, None) else "an int is 32 bits wide"
+    low, high = _range(decl)
+    declared = (decl.minimum, decl.maximum) != (None, None)
     raise error(
         "E0603",
         f"param `{decl.name}` is {value}, outside [{low}, {high}]",
-        notes=(why,),
+        notes=("the spec declares these bounds" if declared else "an int is 32 bits wide",),
         helps=(f"pass a value from {low} to {high}",),
     )
 

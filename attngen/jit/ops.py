@@ -42,13 +42,52 @@ def _find(handle: str) -> Attention:
     return found
 
 
-def _forward(
-    handle: str, q: Any, k: Any, v: Any, tensors: list[Any], ints: list[int], floats: list[float], scale: float | None
-) -> tuple[Any, Any]:
-    return _find(handle).run_op(q, k, v, tensors, ints, floats, scale, None, None)
+def traced(
+    attention: Attention,
+    q: Any,
+    k: Any,
+    v: Any,
+    return_lse: bool,
+    out: Any,
+    lse: Any,
+    scale: Any,
+    named: dict[str, Any],
+) -> Any:
+    """A call as one operator, for torch.compile and FakeTensor modes. Values are checked when the operator runs."""
+    kind = q.device.type
+    if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    tensors: list[Any] = []
+    ints: list[int] = []
+    floats: list[float] = []
+    for name, value_type, decl in attention.binder.params:
+        value: Any = named.get(name, decl.default)
+        if value is None:
+            attention.binder.missing(name)
+        if value_type is float:
+            floats.append(float(value))
+        else:
+            ints.append(int(value))
+    for name, _ in attention.binder.tensors:
+        if name not in named:
+            attention.binder.missing(name)
+        tensors.append(named[name])
+    for name in named:
+        if name not in attention.binder.names:
+            attention.binder.unknown(name)
+    scale = None if scale is None else float(scale)
+    if out is None and lse is None:
+        o, rows = torch.ops.attngen.forward(attention.handle, q, k, v, tensors, ints, floats, scale)
+        return (o, rows) if return_lse else o
+    o_shape, o_dtype, lse_shape = attention.output_shapes(q)
+    out = q.new_empty(o_shape, dtype=o_dtype) if out is None else out
+    lse = q.new_empty(lse_shape, dtype=torch.float32) if lse is None else lse
+    torch.ops.attngen.forward_out(attention.handle, q, k, v, tensors, ints, floats, scale, out, lse)
+    return (out, lse) if return_lse else out
 
 
-def _forward_out(
+def _run(
     handle: str,
     q: Any,
     k: Any,
@@ -56,11 +95,23 @@ def _forward_out(
     tensors: list[Any],
     ints: list[int],
     floats: list[float],
-    scale: float | None,
-    out: Any,
-    lse: Any,
-) -> None:
-    _find(handle).run_op(q, k, v, tensors, ints, floats, scale, out, lse)
+    scale: Any,
+    out: Any = None,
+    lse: Any = None,
+) -> tuple[Any, Any]:
+    """The body of both operators, on real tensors."""
+    attention = _find(handle)
+    left_ints, left_floats = iter(ints), iter(floats)
+    named: dict[str, Any] = {}
+    for name, kind, _ in attention.binder.params:
+        named[name] = next(left_floats) if kind is float else kind(next(left_ints))
+    named.update({name: x for (name, _), x in zip(attention.binder.tensors, tensors, strict=True)})
+    result: tuple[Any, Any] = attention.in_dtype(q.dtype).run(q, k, v, True, out, lse, scale, False, named)
+    return result
+
+
+def _run_out(*arguments: Any) -> None:
+    _run(*arguments)
 
 
 def _fake_forward(
@@ -79,8 +130,11 @@ def _refuse_gradients(name: str) -> Any:
     op = getattr(torch.ops.attngen, name).default
 
     def autograd(handle: str, q: Any, k: Any, v: Any, tensors: list[Any], *rest: Any) -> Any:
-        if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *tensors)):
-            raise needs_gradients(_find(handle).spec.name)
+        if torch.is_grad_enabled():
+            spec = _find(handle).spec
+            wanted = (x for x, t in zip(tensors, spec.tensors, strict=True) if t.grad)
+            if any(x.requires_grad for x in (q, k, v, *wanted)):
+                raise needs_gradients(spec.name)
         with torch._C._AutoDispatchBelowAutograd():
             return op(handle, q, k, v, tensors, *rest)
 
@@ -98,8 +152,8 @@ def needs_gradients(name: str) -> Exception:
 
 
 for _name, _impl, _fake, _schema in (
-    ("forward", _forward, _fake_forward, f"({_ARGS}) -> (Tensor, Tensor)"),
-    ("forward_out", _forward_out, _fake_forward_out, f"({_ARGS}, Tensor(a!) out, Tensor(b!) lse) -> ()"),
+    ("forward", _run, _fake_forward, f"({_ARGS}) -> (Tensor, Tensor)"),
+    ("forward_out", _run_out, _fake_forward_out, f"({_ARGS}, Tensor(a!) out, Tensor(b!) lse) -> ()"),
 ):
     _library.define(_name + _schema, tags=_TAGS)
     for _key in ("CPU", "CUDA"):

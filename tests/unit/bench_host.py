@@ -16,7 +16,7 @@ from typing import Any
 import jit_standin as standin
 import torch
 
-from attngen.jit import kernel
+from attngen.jit import launch
 from attngen.jit.cache import KernelCache
 from attngen.jit.device import DeviceState
 from attngen.jit.kernel import Attention
@@ -26,9 +26,9 @@ def stubbed(spec: Any, function: Any, plans: int = 1, limits: tuple[int, ...] = 
     """An Attention whose launches on CPU tensors call `function` as a kernel's entry point."""
     source = standin.source(spec, plans=plans, limits=limits)
     attention = Attention(spec, source, "sm_90a", KernelCache(Path(tempfile.gettempdir()) / "attngen-bench"))
-    kernel._current_device, kernel._raw_stream, kernel._capturing = lambda: -1, lambda index: 0, lambda: False
-    attention._functions = (function,) * plans
-    attention._devices[-1] = (DeviceState(-1, 132), 132)
+    launch._current_device, launch._raw_stream, launch._capturing = lambda: -1, lambda index: 0, lambda: False
+    attention.launcher.functions = (function,) * plans
+    attention.launcher.ready[-1] = (DeviceState(-1, 132), 132)
     return attention
 
 

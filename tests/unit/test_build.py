@@ -1,4 +1,4 @@
-"""The public functions: build, compile, check, format, explain; options, settings, and writing kernels without losing edits."""
+"""The public functions: build, compile, check, format, explain; options, settings, writing kernels, doctor."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def test_the_emitted_kernel_compiles_through_the_cache(tmp_path: Path) -> None:
     attn.compile()
     count = len(attn.plans)
     assert attn.path is not None and attn.path.read_text() == attn.source.text
-    assert len(attn._functions) == count and attn._limits == attn.plan_set.limits
+    assert len(attn.launcher.functions) == count and attn.launcher._limits == attn.plan_set.limits
     if steps:  # a GPU machine compiled inside build()
         assert steps[-1] == ("compile", count, count)
 

@@ -312,12 +312,18 @@ def test_clear_spares_a_kernel_that_is_being_built(tmp_path: Path) -> None:
 def test_hostile_kernel_ids_stay_inside(tmp_path: Path) -> None:
     for name in ("../../etc", "a/b", "", ".", "..", "x" * 500, "a\nb"):
         folder = KernelCache(tmp_path).folder(name, KEY)
-        assert folder.parent == tmp_path / "v1" / toolchain_id() and len(folder.name) < 120 and not folder.name.startswith(".")
+        assert (
+            folder.parent == tmp_path / "v1" / toolchain_id()
+            and len(folder.name) < 120
+            and not folder.name.startswith(".")
+        )
 
 
 def test_the_key_moves_with_everything_that_changes_code(monkeypatch: pytest.MonkeyPatch) -> None:
     base = fingerprint("text", "sm_90a", "", {})
-    assert base == fingerprint("text", "sm_90a", "", {"HOME": "/x", "CUTE_DSL_LOG_LEVEL": "1", "CUTE_DSL_DUMP_DIR": "d"})
+    assert base == fingerprint(
+        "text", "sm_90a", "", {"HOME": "/x", "CUTE_DSL_LOG_LEVEL": "1", "CUTE_DSL_DUMP_DIR": "d"}
+    )
     others = {
         fingerprint("texT", "sm_90a", "", {}),
         fingerprint("text", "sm_100a", "", {}),

@@ -14,7 +14,7 @@ from attngen.diag.diagnostic import AttnError
 from attngen.ir.expr import const
 from attngen.ir.functions import apply
 from attngen.ir.types import DType, Layout
-from attngen.jit import kernel, ops
+from attngen.jit import launch, ops
 from attngen.jit.cache import KernelCache
 from attngen.jit.device import DeviceState, capability_of, require_target
 from attngen.jit.kernel import Attention
@@ -38,15 +38,15 @@ class Recorder:
 @pytest.fixture
 def attach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Make an Attention whose launches go to recorders."""
-    monkeypatch.setattr(kernel, "_current_device", lambda: -1)
-    monkeypatch.setattr(kernel, "_raw_stream", lambda index: 7)
-    monkeypatch.setattr(kernel, "_capturing", lambda: False)
+    monkeypatch.setattr(launch, "_current_device", lambda: -1)
+    monkeypatch.setattr(launch, "_raw_stream", lambda index: 7)
+    monkeypatch.setattr(launch, "_capturing", lambda: False)
 
     def make(spec: Any, *functions: Any, limits: tuple[int, ...] = (), **keywords: Any) -> Attention:
         source = standin.source(spec, plans=len(functions), limits=limits)
         attention = Attention(spec, source, "sm_90a", KernelCache(tmp_path), **keywords)
-        attention._functions = functions
-        attention._devices[-1] = (DeviceState(-1, 132), 132 - (spec.schedule.sm_margin or 0))
+        attention.launcher.functions = functions
+        attention.launcher.ready[-1] = (DeviceState(-1, 132), 132 - (spec.schedule.sm_margin or 0))
         return attention
 
     return make
@@ -118,9 +118,9 @@ def test_one_counter_a_stream_and_one_a_captured_call(attach: Any, monkeypatch: 
     attn = attach(standin.plain(), seen)
     q, k, v = qkv()
     attn(q, k, v), attn(q, k, v)
-    monkeypatch.setattr(kernel, "_raw_stream", lambda index: 8)
+    monkeypatch.setattr(launch, "_raw_stream", lambda index: 8)
     attn(q, k, v)
-    monkeypatch.setattr(kernel, "_capturing", lambda: True)
+    monkeypatch.setattr(launch, "_capturing", lambda: True)
     attn(q, k, v), attn(q, k, v)
     counters = [c[5] for c in seen.calls]
     places = [c.data_ptr() for c in counters]
@@ -136,10 +136,10 @@ def test_captured_calls_never_run_out_of_counters(attach: Any, monkeypatch: pyte
     from attngen.jit import device
 
     monkeypatch.setattr(device, "COUNTERS", 2)
-    monkeypatch.setattr(kernel, "_capturing", lambda: True)
+    monkeypatch.setattr(launch, "_capturing", lambda: True)
     seen = Recorder()
     attn = attach(standin.plain(), seen)
-    attn._devices[-1][0].prepare()
+    attn.launcher.ready[-1][0].prepare()
     for _ in range(5):
         attn(*qkv())
     kept = [c[5] for c in seen.calls]
@@ -262,7 +262,7 @@ def test_bad_tensors_are_explained(attach: Any, case: str, prepared: bool) -> No
     change, code, words = BAD[case]
     attn = attach(standin.plain(), Recorder({1: REFUSED}))
     if not prepared:
-        attn._devices.clear()
+        attn.launcher.ready.clear()
     with pytest.raises(AttnError) as caught:
         attn(*change(*qkv()))
     assert caught.value.code == code and words in str(caught.value), str(caught.value)
@@ -282,7 +282,7 @@ def test_bad_tensors_are_explained(attach: Any, case: str, prepared: bool) -> No
 def test_bad_captured_tensors_are_explained(attach: Any, bias: Any, code: str, words: str, prepared: bool) -> None:
     attn = attach(standin.rich(), Recorder({1: REFUSED}))
     if not prepared:
-        attn._devices.clear()
+        attn.launcher.ready.clear()
     with pytest.raises(AttnError) as caught:
         attn(*qkv(), bias=bias)
     assert caught.value.code == code and words in str(caught.value), str(caught.value)
@@ -295,7 +295,7 @@ def test_bad_outputs_are_explained(attach: Any, name: str, prepared: bool) -> No
     for bad in (good[:1], good.double(), good[:1].expand_as(good), "x"):
         attn = attach(standin.plain(), Recorder({1: REFUSED}))
         if not prepared:
-            attn._devices.clear()
+            attn.launcher.ready.clear()
         with pytest.raises(AttnError) as caught:
             attn(*qkv(), **{name: bad})
         assert caught.value.code == "E0616" and f"`{name}`" in str(caught.value)

@@ -274,7 +274,7 @@ def test_other_devices_are_refused(tmp_path: Path) -> None:
     attn = attention(standin.plain(), tmp_path)
     q, k, v = qkv()
     with pytest.raises(AttnError, match="runs on cuda"):
-        attn._run(_On(q, Elsewhere()), k, v, False, None, None, None, False, {})
+        attn.run(_On(q, Elsewhere()), k, v, False, None, None, None, False, {})
 
 
 class _On:

@@ -1,0 +1,184 @@
+"""The launch: allocate what is missing, pick the plan, call the kernel's entry point on the current stream.
+
+Every microsecond here is paid by every call. Nothing is checked that the entry point checks (dtype, rank, extents,
+strides, alignment, device); when it refuses, `contract` finds out why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from attngen.diag.diagnostic import error
+from attngen.ir.spec import AttentionSpec
+from attngen.ir.types import Layout
+from attngen.jit import contract
+from attngen.jit.device import SCRATCH_ELEMS, DeviceState, require_target, state_of
+from attngen.jit.named import TORCH_DTYPE, Binder
+from attngen.jit.scale import Scale, number
+
+_empty, _empty_like, _contiguous = torch.empty, torch.empty_like, torch.contiguous_format
+_F32 = torch.float32
+_raw_stream: Callable[[int], int] = lambda index: 0  # noqa: E731
+_current_device: Callable[[], int] = lambda: -1  # noqa: E731
+_capturing: Callable[[], bool] = lambda: False  # noqa: E731
+if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+    # Plain integers: a torch.cuda.Stream object costs more than the rest of the path.
+    _raw_stream = torch._C._cuda_getCurrentRawStream
+    _current_device = torch._C._cuda_getDevice
+    _capturing = torch._C._cuda_isCurrentStreamCapturing
+
+#: A GPU that the kernel is ready on: its state, and how many CTAs a launch may have there.
+Ready = tuple[DeviceState, int]
+
+
+class Launcher:
+    """The loaded plans of one kernel file and the GPUs that they are ready on."""
+
+    def __init__(self, spec: AttentionSpec, binder: Binder, limits: tuple[int, ...]) -> None:
+        self.spec = spec
+        self.functions: tuple[Any, ...] = ()
+        self.ready: dict[int, Ready] = {}
+        self.scale = Scale(spec)
+        self._binder = binder
+        self._limits = limits
+        self._default_scale = self.scale.default
+        self._dtype = TORCH_DTYPE[spec.out_dtype or spec.dtype]
+        self._o_like_q = spec.head_dim_v == spec.head_dim_qk and self._dtype is TORCH_DTYPE[spec.dtype]
+        self._bhsd = spec.layout is Layout.BHSD
+
+    def prepare(self, index: int, target: str) -> None:
+        """Make GPU `index` ready. Raises: AttnError E0516 if it is of another kind than the target."""
+        if index in self.ready:
+            return
+        require_target(index, target, self.spec.name)
+        state = state_of(index)
+        if not _capturing():
+            with torch.cuda.device(index) if index >= 0 else contextlib.nullcontext():
+                state.prepare()
+        self.ready[index] = (state, max(1, state.sm_count - (self.spec.schedule.sm_margin or 0)))
+
+    def launch(
+        self,
+        ready: Ready,
+        q: Any,
+        k: Any,
+        v: Any,
+        tail: tuple[Any, ...],
+        scale: Any,
+        out: Any,
+        lse: Any,
+        return_lse: bool,
+    ) -> Any:
+        """One call with bound arguments `tail`; returns o or (o, lse)."""
+        state, workers = ready
+        index = state.index
+        if _current_device() != index:
+            with torch.cuda.device(index):
+                return self.launch(ready, q, k, v, tail, scale, out, lse, return_lse)
+        if self._bhsd:
+            batch, heads_q, seqlen_q, _ = q.shape
+            _, heads_kv, seqlen_kv, _ = k.shape
+        else:
+            batch, seqlen_q, heads_q, _ = q.shape
+            _, seqlen_kv, heads_kv, _ = k.shape
+        if not (seqlen_kv and seqlen_q and batch and heads_q and heads_kv) or heads_q % heads_kv:
+            return self._without_launch(q, k, v, tail, scale, out, lse, return_lse)
+        if scale is None:
+            scale = self._default_scale
+            if scale != scale:  # NaN: it depends on params
+                scale = self.scale.of(tail)
+        elif type(scale) is not float or scale - scale != 0.0:  # the latter: NaN or infinite
+            scale = number(scale)
+        given = lse
+        provided = () if out is None and lse is None else (out, lse)
+        if out is None:
+            if self._o_like_q:
+                out = _empty_like(q, memory_format=_contiguous)
+            else:
+                out = _empty((*q.shape[:3], self.spec.head_dim_v), dtype=self._dtype, device=state.device)
+        stream = _raw_stream(index)
+        capturing = _capturing()
+        if capturing:
+            counter = state.captured_counter()
+        else:
+            counter = state.counters.get(stream)
+            if counter is None:
+                counter = state.counter(stream)
+        if lse is None:
+            shape = (batch, heads_q, seqlen_q)
+            if capturing or batch * heads_q * seqlen_q > SCRATCH_ELEMS:
+                lse = _empty(shape, dtype=_F32, device=state.device)
+            else:
+                # The kernel writes an LSE that nobody asked for: launches of one stream may share it.
+                lse = state.scratch.get(stream)
+                if lse is None or lse.shape != shape:
+                    lse = state.scratch[stream] = _empty(shape, dtype=_F32, device=state.device)
+                if return_lse:
+                    lse = _empty_like(lse)  # faster than torch.empty with a shape
+        functions = self.functions
+        function = functions[0]
+        if len(functions) > 1:
+            longest = seqlen_q if seqlen_q > seqlen_kv else seqlen_kv
+            for i, limit in enumerate(self._limits):
+                if longest <= limit:
+                    function = functions[i]
+                    break
+            else:
+                function = functions[-1]
+        try:
+            function(q, k, v, out, lse, counter, scale, workers, *tail)
+        except Exception as failure:
+            self._recover(failure, function, (q, k, v, out, lse, counter, scale, workers, *tail), given)
+        if provided:  # autograd must notice that a tensor it may have saved was written
+            _written(*provided)
+        return (out, lse) if return_lse else out
+
+    def reference(
+        self, q: Any, k: Any, v: Any, tail: tuple[Any, ...], scale: Any, out: Any, lse: Any, return_lse: bool
+    ) -> Any:
+        """The blockwise reference instead of a launch, on whatever device the tensors are."""
+        from attngen.ref import blockwise
+
+        params, tensors = self._binder.split(tail)
+        value = self.scale.of(tail) if scale is None else number(scale)
+        with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+            wide = self._bshd(q), self._bshd(k), self._bshd(v)
+            o, rows = blockwise.attention(self.spec, *wide, params, tensors, value)
+            o, rows = self._bshd(o).to(self._dtype).contiguous(), rows.to(_F32).contiguous()
+            out = o if out is None else out.copy_(o)
+            lse = rows if lse is None else lse.copy_(rows)
+        return (out, lse) if return_lse else out
+
+    def _bshd(self, x: Any) -> Any:
+        """From the spec's layout to bshd, or back."""
+        return x.transpose(1, 2) if self._bhsd else x
+
+    def _without_launch(
+        self, q: Any, k: Any, v: Any, tail: tuple[Any, ...], scale: Any, out: Any, lse: Any, return_lse: bool
+    ) -> Any:
+        """No keys or no rows (or heads that do not divide, an error): O = epilogue(0), LSE = -inf or the sink's."""
+        contract.validate(self.spec, q, k, v, self._binder.split(tail)[1], out, lse)
+        return self.reference(q, k, v, tail, scale, out, lse, return_lse)
+
+    def _recover(self, failure: Exception, function: Any, arguments: tuple[Any, ...], given_lse: Any) -> None:
+        """The entry point refused its arguments: say why, or launch again with tidied strides."""
+        q, k, v, out, lse, *rest = arguments
+        contract.validate(self.spec, q, k, v, self._binder.split(arguments[8:])[1], out, given_lse)
+        tidy = [contract.normalized(x) for x in (q, k, v, out)]
+        if all(new is old for new, old in zip(tidy, (q, k, v, out), strict=True)):
+            lines = str(failure).strip().splitlines() or [repr(failure)]
+            raise error(
+                "E0618",
+                f"the kernel of `{self.spec.name}` refused to launch: {lines[0]}",
+                notes=tuple(lines[1:4]),
+                helps=("a CUDA error here is often an earlier kernel's: run with CUDA_LAUNCH_BLOCKING=1 to see whose",),
+            ) from failure
+        function(*tidy, lse, *rest)
+
+
+def _written(*tensors: Any) -> None:
+    torch.autograd.graph.increment_version([x for x in tensors if x is not None and not x.is_inference()])
