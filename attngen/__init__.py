@@ -16,6 +16,7 @@ _HOME = {
     "build": "attngen.api",
     "check": "attngen.api",
     "compile": "attngen.api",
+    "explain": "attngen.api",
     "format": "attngen.api",
     "AttentionSpec": "attngen.ir.spec",
     "AttnError": "attngen.diag.diagnostic",
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from attngen.api import build as build
     from attngen.api import check as check
     from attngen.api import compile as compile
+    from attngen.api import explain as explain
     from attngen.api import format as format
     from attngen.diag.diagnostic import AttnError as AttnError
     from attngen.ir.spec import AttentionSpec as AttentionSpec
