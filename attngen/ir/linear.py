@@ -130,7 +130,9 @@ def _scaled(term: Expr, factor: int) -> Expr:
 
 
 def compare(op: str, total: Linear, *, span: object = None) -> Expr:
-    """`total op 0`, negative terms moved to the right."""
+    """`total op 0`, negative terms moved to the right; `a < b` rather than `a + 1 <= b`."""
+    if (op, total.const) in (("le", 1), ("ge", -1)):
+        op, total = {"le": "lt", "ge": "gt"}[op], Linear(total.terms)
     left = Linear({t: c for t, c in total.terms.items() if c > 0}, max(total.const, 0))
     right = Linear({t: -c for t, c in total.terms.items() if c < 0}, max(-total.const, 0))
     if not total.terms:

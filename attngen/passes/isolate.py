@@ -117,6 +117,9 @@ def _bound(t: Expr, at_least: bool, value: Linear, facts: Facts) -> Expr | None:
         for x, n in (t.args, t.args[::-1]):
             if reads_key(n) or not is_positive(n, facts):
                 continue
+            if not value.terms and value.const == (0 if at_least else -1):
+                # the sign of x * n is the sign of x
+                return _at_most_zero(-linear_of(x) if at_least else linear_of(x) + 1, facts)
             if at_least:
                 edge = linear_of(apply("floordiv", expr_of(value + -1), n)) + 1
                 return _at_most_zero(edge - linear_of(x), facts)
