@@ -130,7 +130,7 @@ def test_deep_conditionals_end() -> None:
     """Splitting conditionals doubles what follows; the number of splits is bounded, so analysis ends quickly."""
     mask: X = K < 3
     for i in range(30):
-        mask = f("where", (K + i) % 3 == 0, mask, K > i)
+        mask = f("where", (K + i) % 3 == 0, mask, i < K)
     form = mask_form(spec(mask))
     assert 1 <= len(form.clauses) <= 8
 
