@@ -87,8 +87,6 @@ class CutePrinter:
             self.used.add("at")
             indices = ", ".join(self._print(i)[0] for i in e.indices) or "0"
             loaded = f"at({safe_name(e.tensor)}, {indices})"
-            if e.type is Type.BOOL:
-                return f"({loaded} != 0)", _CALL
             return (f"Float32({loaded})", _CALL) if e.type is Type.FLOAT else (loaded, _CALL)
         return self._apply(e)
 

@@ -17,7 +17,9 @@ from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout, Type
 
 _ELEMENT = {DType.BF16: ("BFloat16", "bf16x2"), DType.FP16: ("Float16", "f16x2")}
-_TENSOR_TYPES = {DType.BF16: "BFloat16", DType.FP16: "Float16", DType.F32: "Float32", DType.I32: "Int32", DType.BOOL: "Uint8"}
+_TENSOR_TYPES = {DType.BF16: "BFloat16", DType.FP16: "Float16", DType.F32: "Float32", DType.I32: "Int32", DType.BOOL: "Boolean"}
+#: A clause's text in a section comment; with the longest frame (`mask, element by element`) a line stays within 120.
+TITLE_WIDTH = 60
 _ARGS = {
     "bounds": frozenset({"b", "h", "q_lo", "q_hi"}),
     "row": frozenset({"b", "h", "q_idx"}),
@@ -170,7 +172,6 @@ class KernelView:
     torch_dtype: str
     check_head_dim_qk: int
     check_head_dim_v: int
-    check_passed: str
 
 
 def literal(meta: dict[str, object]) -> str:
@@ -195,7 +196,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _clip(text: str, width: int = 88) -> str:
+def _clip(text: str, width: int = TITLE_WIDTH) -> str:
     text = _one_line(text)
     return text if len(text) <= width else text[: width - 3] + "..."
 
@@ -346,9 +347,6 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         torch_dtype={DType.BF16: "bfloat16", DType.FP16: "float16"}[c.dtype],
         check_head_dim_qk=c.head_dim_qk,
         check_head_dim_v=c.head_dim_v,
-        check_passed="[x.view(torch.uint8) if getattr(x, 'dtype', None) is torch.bool else x for x in extra]"
-        if any(t.dtype is DType.BOOL for t in spec.tensors)
-        else "extra",
     )
 
 
