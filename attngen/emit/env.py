@@ -10,7 +10,6 @@ import jinja2.ext
 
 from attngen import resources
 
-
 BLANK = "#~"
 
 
@@ -57,7 +56,7 @@ def tidy(text: str) -> str:
             out.append(line)
             continue
         following = next((x for x in lines[i:] if x), "")
-        if not out or following.startswith(" ") and not out[-1]:
+        if not out or (following.startswith(" ") and not out[-1]):
             continue  # inside a block one blank line is enough
         if len(out) > 1 and not out[-1] and not out[-2]:
             continue

@@ -12,13 +12,7 @@ from attngen.ir.types import Type
 #: Words that the generated file defines or that Python and the DSL give a meaning; a spec's name that is one of them gets a
 #: trailing underscore in the kernel.
 KERNEL_WORDS = frozenset(
-    """
-    at b batch c copy cpasync cuda cute cutlass d device dim dims e epilogue exp exp2 fma floor floor_div floor_mod gemm
-    h h_kv heads_kv heads_q i index inside j k keep kv_0 kv_idx limits load log log2 lse m_block main math n_block o options
-    p pack phase plan q q_hi q_idx q_lo q_pos r ref rings row s score select self seqlen_kv seqlen_q sigmoid sink slot
-    softmax_scale softplus sqrt state stream sys t tanh tile tile_counter tile_m tile_n torch turn v w wg workers absolute
-    warp warpgroup arith stages hint tma_q tma_k tma_v tma_o bars rings mma_qk mma_pv storage threads group_heads m_blocks
-    """.split()
+    ["at", "b", "batch", "c", "copy", "cpasync", "cuda", "cute", "cutlass", "d", "device", "dim", "dims", "e", "epilogue", "exp", "exp2", "fma", "floor", "floor_div", "floor_mod", "gemm", "h", "h_kv", "heads_kv", "heads_q", "i", "index", "inside", "j", "k", "keep", "kv_0", "kv_idx", "limits", "load", "log", "log2", "lse", "m_block", "main", "math", "n_block", "o", "options", "p", "pack", "phase", "plan", "q", "q_hi", "q_idx", "q_lo", "q_pos", "r", "ref", "rings", "row", "s", "score", "select", "self", "seqlen_kv", "seqlen_q", "sigmoid", "sink", "slot", "softmax_scale", "softplus", "sqrt", "state", "stream", "sys", "t", "tanh", "tile", "tile_counter", "tile_m", "tile_n", "torch", "turn", "v", "w", "wg", "workers", "absolute", "warp", "warpgroup", "arith", "stages", "hint", "tma_q", "tma_k", "tma_v", "tma_o", "bars", "rings", "mma_qk", "mma_pv", "storage", "threads", "group_heads", "m_blocks"]
 )
 
 #: Binding strengths of Python's operators, for parentheses.
@@ -102,7 +96,10 @@ class CutePrinter:
         if e.fn in ("min", "max"):
             return f"{self._minmax(e.fn, e.type)}({', '.join(texts)})", _CALL
         if e.fn == "clamp":
-            return f"{self._minmax('min', e.type)}({self._minmax('max', e.type)}({texts[0]}, {texts[1]}), {texts[2]})", _CALL
+            return (
+                f"{self._minmax('min', e.type)}({self._minmax('max', e.type)}({texts[0]}, {texts[1]}), {texts[2]})",
+                _CALL,
+            )
         call = _CUTE_CALLS[e.fn]
         self.used.add(call)
         return f"{call}({', '.join(texts)})", _CALL
@@ -134,7 +131,9 @@ class TorchPrinter(CutePrinter):
             low, high = (f"as_tensor({a})" for a in args[1:])
             return f"torch.minimum(torch.maximum(as_tensor({args[0]}), {low}), {high})", _CALL
         if e.fn in _TORCH_CALLS:
-            wrapped = [f"as_tensor({a})" if isinstance(x, Const | Param) else a for a, x in zip(args, e.args, strict=True)]
+            wrapped = [
+                f"as_tensor({a})" if isinstance(x, Const | Param) else a for a, x in zip(args, e.args, strict=True)
+            ]
             return f"{_TORCH_CALLS[e.fn]}({', '.join(wrapped)})", _CALL
         return super()._apply(e)
 

@@ -77,20 +77,34 @@ def _tensors(spec: AttentionSpec) -> list[str]:
     rows += [(p.name, f"{p.type} scalar", _bounds(p.minimum, p.maximum)) for p in spec.params]
     rows += [(t.name, f"({', '.join(str(d) for d in t.dims)})", f"{t.dtype}, any strides") for t in spec.tensors]
     width = max(len(r[1]) for r in rows)
-    scale = f"{spec.scale.value:.6g} unless the call says otherwise" if isinstance(spec.scale, Const) else "given by the call"
+    scale = (
+        f"{spec.scale.value:.6g} unless the call says otherwise"
+        if isinstance(spec.scale, Const)
+        else "given by the call"
+    )
     return [f"{n:<6} {s:<{width}}  {what}" for n, s, what in rows] + [f"scale  {scale}"]
 
 
 def _bounds(low: float | None, high: float | None) -> str:
     if low is None and high is None:
         return "run-time value"
-    return "run-time value" + (f", at least {low}" if low is not None else "") + (f", at most {high}" if high is not None else "")
+    return (
+        "run-time value"
+        + (f", at least {low}" if low is not None else "")
+        + (f", at most {high}" if high is not None else "")
+    )
 
 
 def _plans(plan_set: PlanSet) -> list[str]:
     out = []
     for i, p in enumerate(plan_set.plans):
-        when = f"up to {plan_set.limits[i]} rows and keys" if i < len(plan_set.limits) else "longer" if plan_set.limits else "all lengths"
+        when = (
+            f"up to {plan_set.limits[i]} rows and keys"
+            if i < len(plan_set.limits)
+            else "longer"
+            if plan_set.limits
+            else "all lengths"
+        )
         out.append(f"plan {i} {_plan(p)}; {when}")
     return out
 

@@ -34,7 +34,12 @@ def emit(plan_set: PlanSet) -> KernelSource:
 
 def kernel_id_of(plan_set: PlanSet) -> str:
     """Stable name: spec, target, and a hash of everything that the text depends on."""
-    facts = [plan_set.spec.model_dump(mode="json"), [p.model_dump(mode="json") for p in plan_set.plans], plan_set.limits, CODEGEN]
+    facts = [
+        plan_set.spec.model_dump(mode="json"),
+        [p.model_dump(mode="json") for p in plan_set.plans],
+        plan_set.limits,
+        CODEGEN,
+    ]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
     return f"{plan_set.spec.name}_fwd_{plan_set.target.removesuffix('a')}_{digest}"
 
@@ -77,5 +82,3 @@ def _plan_meta(p: KernelPlan) -> dict[str, Any]:
         "threads": p.launch.threads,
         "smem_bytes": p.memory.smem_bytes,
     }
-
-

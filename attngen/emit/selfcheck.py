@@ -12,7 +12,22 @@ from attngen.ir.spec import AttentionSpec, ParamDecl, TensorDecl
 from attngen.ir.types import DType, Layout, Type
 
 _ATOMS = frozenset(
-    ("b", "h", "h_kv", "q_idx", "kv_idx", "q_pos", "seqlen_q", "seqlen_kv", "heads_q", "heads_kv", "batch", "s", "o", "d")
+    (
+        "b",
+        "h",
+        "h_kv",
+        "q_idx",
+        "kv_idx",
+        "q_pos",
+        "seqlen_q",
+        "seqlen_kv",
+        "heads_q",
+        "heads_kv",
+        "batch",
+        "s",
+        "o",
+        "d",
+    )
 )
 
 

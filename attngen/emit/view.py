@@ -17,7 +17,13 @@ from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout, Type
 
 _ELEMENT = {DType.BF16: ("BFloat16", "bf16x2"), DType.FP16: ("Float16", "f16x2")}
-_TENSOR_TYPES = {DType.BF16: "BFloat16", DType.FP16: "Float16", DType.F32: "Float32", DType.I32: "Int32", DType.BOOL: "Boolean"}
+_TENSOR_TYPES = {
+    DType.BF16: "BFloat16",
+    DType.FP16: "Float16",
+    DType.F32: "Float32",
+    DType.I32: "Int32",
+    DType.BOOL: "Boolean",
+}
 #: A clause's text in a section comment; with the longest frame (`mask, element by element`) a line stays within 120.
 TITLE_WIDTH = 60
 _ARGS = {
@@ -294,7 +300,11 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
     element, packed = _ELEMENT[c.dtype]
     bshd = spec.layout is Layout.BSHD
     own = not first.memory.o_in_q
-    order = "Longest row tiles first, heads of a group side by side." if first.schedule.order == "lpt" else "Head by head, last rows first."
+    order = (
+        "Longest row tiles first, heads of a group side by side."
+        if first.schedule.order == "lpt"
+        else "Head by head, last rows first."
+    )
 
     def shape(heads: str, length: str, columns: int) -> str:
         middle = f"{length}, {heads}" if bshd else f"{heads}, {length}"
