@@ -50,7 +50,7 @@ def build(
 
     options = Options.parse({**overrides, "target": target})
     resolved = resolve(spec, name, options)
-    chosen = _target(resolved, options)
+    chosen = _target(resolved, options, here=True)
     found = settings()
     root = Path(cache_dir).expanduser().absolute() if cache_dir is not None else found.cache_dir
     cache = KernelCache(root, persistent=found.use_cache or cache_dir is not None)
@@ -172,8 +172,14 @@ def _override(spec: AttentionSpec, options: Options) -> AttentionSpec:
     return spec.replace(**fields)
 
 
-def _target(spec: AttentionSpec, options: Options) -> str:
-    return options.target or settings().target or (spec.targets[0] if spec.targets else DEFAULT_TARGET)
+def _target(spec: AttentionSpec, options: Options, *, here: bool = False) -> str:
+    """The call's target, else the environment's, else the spec's first (`here`: the first that this GPU runs)."""
+    named = options.target or settings().target
+    if named or not spec.targets:
+        return named or DEFAULT_TARGET
+    if here and len(spec.targets) > 1:
+        return next((t for t in spec.targets if _has_gpu(t)), spec.targets[0])
+    return spec.targets[0]
 
 
 def _plan(spec: AttentionSpec, target: str) -> PlanSet:

@@ -132,6 +132,9 @@ class Attention:
             raise TypeError("an Attention made from a kernel file cannot be pickled; pickle its spec")
         return self._recipe
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Attention:
+        return self  # nothing of it changes: copies of a model share the kernel
+
     def compile(self, device: int | None = None) -> Attention:
         """Compile or load the kernel now and set up a GPU (default: the current one, if there is any).
 

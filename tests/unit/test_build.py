@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import subprocess
@@ -180,6 +181,15 @@ def test_the_target_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatc
     assert attngen.compile(CAUSAL, target="sm_90a").meta["target"] == "sm_90a"
 
 
+def test_a_spec_with_several_targets_takes_the_one_of_this_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = api.resolve(CAUSAL, None, Options()).replace(targets=("sm_90a", "sm_100a"))
+    for has, want in (("sm_100a", "sm_100a"), ("sm_90a", "sm_90a"), ("sm_80", "sm_90a")):
+        monkeypatch.setattr(api, "_has_gpu", lambda target, has=has: target == has)
+        assert api._target(spec, Options(), here=True) == want
+        assert api._target(spec, Options()) == "sm_90a", "compile does not look at this machine"
+    assert api._target(spec, Options(target="sm_100a"), here=True) == "sm_100a"
+
+
 def test_dump_dir_receives_every_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from attngen.settings import settings
 
@@ -262,6 +272,7 @@ def test_build_runs_on_a_laptop(causal: Path, tmp_path: Path) -> None:
     assert (o.float() - want).abs().max() < 2e-2 and lse.shape == (1, 2, 5)
     assert attn.path is None and len(attn.plans) >= 1 and "causal" in attn.explain() and attn.spec.name == "causal"
     again = pickle.loads(pickle.dumps(attn))
+    assert copy.deepcopy(attn) is attn
     assert torch.equal(again(q, k, v), o) and again.source == attn.source and again.handle == attn.handle
 
 
@@ -315,8 +326,32 @@ def test_the_emitted_kernel_compiles_through_the_cache(tmp_path: Path) -> None:
     count = len(attn.plans)
     assert attn.path is not None and attn.path.read_text() == attn.source.text
     assert len(attn.launcher.functions) == count and attn.launcher._limits == attn.plan_set.limits
+    assert attn.launcher.functions[0] is attn.compile().launcher.functions[0]
     if steps:  # a GPU machine compiled inside build()
         assert steps[-1] == ("compile", count, count)
+
+
+@pytest.mark.dsl
+def test_extra_arguments_have_the_order_of_the_call(tmp_path: Path) -> None:
+    """The entry point names its signature when it refuses: params, then tensors, in the order of the spec."""
+    import torch
+
+    text = """attn 1
+    attention extras {
+      head_dim = 64
+      param window: int >= 1 = 8
+      tensor bias: f32[batch, heads_q]
+      param gain: float = 1.0
+      param flip: bool = false
+      score = s * gain + bias[b, h]
+      mask  = q_pos - kv_idx < window or flip
+    }"""
+    attn = attngen.build(text, cache_dir=tmp_path).compile()
+    q, bias = torch.zeros(1, 8, 2, 64).bfloat16(), torch.zeros(1, 2)
+    tail = attn.binder.bind({"bias": bias, "flip": True}, q, q)
+    assert tail[:3] == (8, 1.0, True) and tail[3] is bias
+    with pytest.raises(Exception, match="workers: int32, window: int32, gain: float32, flip: bool, bias: Tensor"):
+        attn.launcher.functions[0](q, q, q, q, torch.zeros(1, 2, 8), torch.zeros(1, dtype=torch.int32), 1.0, 1, *tail)
 
 
 def test_doctor_reports_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

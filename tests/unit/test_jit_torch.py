@@ -154,7 +154,7 @@ def test_compiled_code_refuses_gradients(tmp_path: Path) -> None:
     torch._dynamo.reset()
     q, k, v = qkv()
     q.requires_grad_()
-    with pytest.raises(Exception, match="requires? gradients"):
+    with pytest.raises(Exception, match=r"requires? gradients"):
         torch.compile(lambda *x: attn(*x), fullgraph=True, backend="aot_eager")(q, k, v)
     with pytest.raises(AttnError) as caught:
         torch.ops.attngen.forward(attn.handle, q, k, v, [], [], [], None)
