@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from attngen.ir.expr import Const, Expr
-from attngen.ir.forms import MaskForm
+from attngen.ir.expr import Const, Expr, const
+from attngen.ir.forms import Clause, MaskForm, TileBounds
 from attngen.ir.plan import ComputePlan, MaskPlan
 
 #: Interval tests cost two compares a clause; past this many the mask expression itself is cheaper.
 MAX_LIMIT_CLAUSES = 3
+
+
+def _never_empty(form: MaskForm) -> MaskForm:
+    """A mask that keeps nothing, as one empty interval: the walk and the tests then need no case of their own."""
+    if form.clauses:
+        return form
+    zero = const(0)
+    return form.replace(
+        clauses=(Clause(upper=zero),),
+        bounds=(TileBounds(lower_min=zero, lower_max=zero, upper_min=zero, upper_max=zero),),
+    )
 
 
 def _is_zero(e: Expr) -> bool:
@@ -22,6 +33,7 @@ def plan_mask(form: MaskForm, compute: ComputePlan) -> MaskPlan:
     Keeps     every live tile exactly once; skipped tiles hold no kept pair; unmasked tiles hold only kept pairs
     Sources   FlashAttention-2 (arXiv:2307.08691) section 3.1, generalised to any union of per-row intervals
     """
+    form = _never_empty(form)
     one = len(form.clauses) == 1
     only = form.clauses[0] if one else None
     edge = only is not None and (only.upper is not None or only.rows is not None or only.residual is not None)

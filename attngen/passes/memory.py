@@ -48,7 +48,12 @@ def plan_memory(compute: ComputePlan, wanted_stages: int | None, o_in_q: bool) -
         )
     buffers = (
         Buffer(name="sQ", bytes=q, shape=(64, c.head_dim_qk_padded, c.warpgroups)),
-        Buffer(name="sO", bytes=0 if o_in_q else o, shape=(64, c.head_dim_v_padded, c.warpgroups), alias_of="sQ" if o_in_q else None),
+        Buffer(
+            name="sO",
+            bytes=0 if o_in_q else o,
+            shape=(64, c.head_dim_v_padded, c.warpgroups),
+            alias_of="sQ" if o_in_q else None,
+        ),
         Buffer(name="sK", bytes=k_bytes, shape=(c.tile_n, c.head_dim_qk_padded, stages)),
         Buffer(name="sV", bytes=v_bytes, shape=(c.tile_n, c.head_dim_v_padded, stages)),
     )

@@ -13,7 +13,9 @@ def l2_budget(compute: ComputePlan) -> int:
     return (128 if compute.warpgroups >= 3 and compute.head_dim_v >= 128 else 32) * MIB
 
 
-def plan_schedule(compute: ComputePlan, mask: MaskPlan, memory: MemoryPlan, order: str | None, pingpong: bool) -> SchedulePlan:
+def plan_schedule(
+    compute: ComputePlan, mask: MaskPlan, memory: MemoryPlan, order: str | None, pingpong: bool
+) -> SchedulePlan:
     """Assign roles and write down who arrives where.
 
     Rewrite   tile -> persistent CTAs, one TMA producer warp, `warpgroups` consumers that issue their GEMMs in turn
@@ -27,7 +29,9 @@ def plan_schedule(compute: ComputePlan, mask: MaskPlan, memory: MemoryPlan, orde
     k_bytes, v_bytes = c.tile_n * c.head_dim_qk_padded * 2, c.tile_n * c.head_dim_v_padded * 2
     q_bytes = 64 * c.head_dim_qk_padded * 2
 
-    def pipeline(name: str, buffer: str, stages: int, stage_bytes: int, empty: int, consumer_name: str = "consumers") -> Pipeline:
+    def pipeline(
+        name: str, buffer: str, stages: int, stage_bytes: int, empty: int, consumer_name: str = "consumers"
+    ) -> Pipeline:
         return Pipeline(
             name=name, buffer=buffer, stages=stages, producer="producer", consumer=consumer_name, stage_bytes=stage_bytes,
             full_arrivals=1, empty_arrivals=empty,

@@ -15,7 +15,11 @@ def why_not(spec: AttentionSpec, target: str) -> tuple[Diagnostic, ...]:
     """Every reason why no kernel for `target` serves `spec`; empty when one does."""
     if target != sm90.NAME:
         known = f"kernels are generated for {sm90.NAME}"
-        return (Diagnostic("E0401", f"no kernels for target `{target}`", None, notes=(known,), helps=(f"use `{sm90.NAME}`",)),)
+        return (
+            Diagnostic(
+                "E0401", f"no kernels for target `{target}`", None, notes=(known,), helps=(f"use `{sm90.NAME}`",)
+            ),
+        )
     return tuple(
         Diagnostic(
             "E0402", f"{sm90.NAME} kernels do not serve {what} yet", Label(span) if span else None,
@@ -47,7 +51,11 @@ def _gaps(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
     if spec.segments:
         yield "KV segments", spec.segments[0].span or spec.span, "concatenate the segments along seqlen_kv"
     if spec.block_sparse is not None:
-        yield "block_sparse", spec.block_sparse.span or spec.span, "leave the clause out: the mask itself skips its empty tiles"
+        yield (
+            "block_sparse",
+            spec.block_sparse.span or spec.span,
+            "leave the clause out: the mask itself skips its empty tiles",
+        )
     hints: tuple[tuple[str, object, str], ...] = (
         ("a cluster", s.cluster if s.cluster not in (None, (1, 1)) else None, "leave `cluster` out"),
         ("split_kv", s.split_kv if s.split_kv not in (None, 1) else None, "leave `split_kv` out"),
