@@ -1,4 +1,4 @@
-"""Documentation stays in step: every code that is raised is in the table, every pass has a page, links lead somewhere."""
+"""Documentation stays in step: every code that is raised is in the table, every pass has a page, links work."""
 
 from __future__ import annotations
 
