@@ -71,7 +71,7 @@ keys, so they do not meet segments.
     Code(
         "E0309",
         "bad-v-view",
-        "V as a view of K does not fit",
+        "a view of K cannot serve as V",
         """`v = k[a:b]` makes V columns a to b - 1 of K; the slice lies inside K's head dim and agrees with V's where
 that is given.
 

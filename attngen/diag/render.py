@@ -21,21 +21,18 @@ def render(d: Diagnostic, color: bool = False) -> str:
     level = _RED if d.severity is Severity.ERROR else _YELLOW
     lines = [f"{paint(f'{d.severity.value}[{d.code}]', level)}{paint(': ' + visible(d.message), _BOLD)}"]
     labels = [x for x in (d.primary, *d.secondary) if x is not None]
-    width = max((len(str(_first_line(x.span))) for x in labels), default=1)
+    width = max((len(str(_first_line(x.span))) for x in labels), default=1) + 1
+    bar = paint(f"{' ' * width} |", _BLUE)
     for i, label in enumerate(labels):
-        source, line = label.span.source, _first_line(label.span)
-        column = source.line_col(label.span.start)[1]
-        arrow = "-->" if i == 0 else ":::"
-        if i == 0 or source is not labels[i - 1].span.source:
-            lines.append(f"{' ' * width} {paint(arrow, _BLUE)} {_name(label.span)}:{line}:{column}")
-            lines.append(paint(f"{' ' * width} |", _BLUE))
+        line = _first_line(label.span)
+        if i == 0 or label.span.source is not labels[i - 1].span.source:
+            lines.append(f"{' ' * width}{paint('-->' if i == 0 else ':::', _BLUE)} {_place(label.span)}")
+            lines.append(bar)
         else:
             lines.append(paint(f"{' ' * width} :", _BLUE))
         text, under = _underlined(label, "^" if i == 0 else "-")
         lines.append(f"{paint(f'{line:>{width}} |', _BLUE)} {text}".rstrip())
-        lines.append(f"{paint(f'{chr(32) * width} |', _BLUE)} {paint(under, level if i == 0 else _BLUE)}")
-    if labels and (d.notes or d.helps):
-        lines.append(paint(f"{' ' * width} |", _BLUE))
+        lines.append(f"{bar} {paint(under, level if i == 0 else _BLUE)}")
     lines += [f"{paint('note', _BOLD)}: {_block(n, 6)}" for n in d.notes]
     lines += [f"{paint('help', _CYAN)}: {_block(h, 6)}" for h in d.helps]
     lines.append(f"      more: attngen explain {d.code}")

@@ -37,7 +37,15 @@ class Unit:
     leading: list[tuple[int, str]] = field(default_factory=list)
     trailing: str = ""
     lines: list[str] = field(default_factory=list)
+    #: A blank line stands before the unit (before its leading comments).
     blank: bool = False
+    #: Places in `leading` (its length: the unit itself) before which a blank line stands.
+    inner_blanks: frozenset[int] = frozenset()
+
+    @property
+    def apart(self) -> bool:
+        """A blank line parts the unit's code from the unit before it."""
+        return self.blank or bool(self.inner_blanks)
 
 
 def format_text(text: str, name: str = "<text>") -> str:
@@ -180,6 +188,8 @@ def _place_blanks(units: list[Unit], source: Source) -> None:
             unit.blank = True
         if unit.kind == "close" and not unit.leading:
             unit.blank = False
+        own = [*(line for line, _ in unit.leading), source.line_col(unit.start)[0]]
+        unit.inner_blanks = frozenset(i for i in range(1, len(own)) if own[i] > own[i - 1] + 1)
         last = max([last, source.line_col(max(unit.end - 1, 0))[0], *(line for line, _ in unit.leading)])
 
 
@@ -189,7 +199,7 @@ def _place_blanks(units: list[Unit], source: Source) -> None:
 def _print(units: list[Unit]) -> None:
     run: list[Unit] = []
     for unit in units:
-        if run and (unit.blank or unit.kind != run[-1].kind or unit.depth != run[-1].depth):
+        if run and (unit.apart or unit.kind != run[-1].kind or unit.depth != run[-1].depth):
             _align(run)
             run = []
         run.append(unit)
@@ -213,8 +223,14 @@ def _align(run: list[Unit]) -> None:
             head = f"def {u.name} = "
         else:
             head = f"{indent}{u.word:<{words}} = "
-        pieces = [u.value] if isinstance(u.value, str) else broken(u.value, len(head))
-        u.lines = [head + pieces[0], *(" " * len(head) + p for p in pieces[1:])]
+        if isinstance(u.value, str):
+            u.lines = [head + u.value]
+            continue
+        pieces = broken(u.value, len(head))
+        if u.kind == "def" and (len(pieces) > 1 or len(head) + len(pieces[0]) > WIDTH):
+            u.lines = [head.rstrip(), *("  " + p for p in broken(u.value, 2))]
+        else:
+            u.lines = [head + pieces[0], *(" " * len(head) + p for p in pieces[1:])]
 
 
 def _join(units: list[Unit], tail: list[tuple[int, str]], source: Source) -> str:
@@ -223,8 +239,9 @@ def _join(units: list[Unit], tail: list[tuple[int, str]], source: Source) -> str
     for unit, column in zip(units, columns, strict=True):
         rows += [""] * unit.blank
         indent = "  " * (unit.depth + (unit.kind == "close"))
-        rows += [indent + text for _, text in unit.leading]
-        rows += unit.lines
+        for i, (_, text) in enumerate(unit.leading):
+            rows += [""] * (i in unit.inner_blanks) + [indent + text]
+        rows += [""] * (len(unit.leading) in unit.inner_blanks and unit.kind != "close") + unit.lines
         if unit.trailing:
             rows[-1] = f"{rows[-1]:<{column}}{unit.trailing}"
     last = source.line_col(units[-1].end - 1)[0]
@@ -240,7 +257,7 @@ def _comment_columns(units: list[Unit]) -> list[int]:
     columns: list[int] = []
     run: list[Unit] = []
     for unit in [*units, None]:
-        if unit is None or unit.blank:
+        if unit is None or unit.apart:
             longest = max((len(u.lines[-1]) for u in run if u.trailing), default=0)
             columns += [max(_COMMENT_COLUMN, longest + 2)] * len(run)
             run = []

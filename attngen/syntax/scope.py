@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from attngen import resources
@@ -55,8 +56,15 @@ def build_scope(source: Source, path: Path | None, include_dirs: Sequence[Path],
     path = path.resolve() if path else None
     folder = path.parent if path else None
     loader = _Loader([*([folder] if folder else []), *(d.resolve() for d in include_dirs)], faults)
-    loader.add(source, folder, (path,) if path else (), main=True)
+    loader.add(parse_file(source), folder, (path,) if path else (), main=True)
     return loader.scope
+
+
+@cache
+def _shipped(path: Path) -> tuple[Source, ast.File]:
+    """A file of the shipped library, parsed once; its name in messages is the same on every machine."""
+    source = Source(f"<std>/{path.name}", read_source(path).text)
+    return source, parse_file(source)
 
 
 class _Loader:
@@ -66,8 +74,7 @@ class _Loader:
         self.done: set[Path] = set()
         self.total = 0
 
-    def add(self, source: Source, folder: Path | None, chain: tuple[Path, ...], main: bool = False) -> None:
-        file = parse_file(source)
+    def add(self, file: ast.File, folder: Path | None, chain: tuple[Path, ...], main: bool = False) -> None:
         for item in file.items:
             if isinstance(item, ast.Include):
                 self.include(item, folder, chain)
@@ -99,13 +106,12 @@ class _Loader:
                     at=item.path_span,
                     helps=("merge some of them",),
                 )
-            inner = read_source(path)
             shipped = path.parent == self.library
+            inner, parsed = _shipped(path) if shipped else (read_source(path), None)
             self.total += len(inner.text)
             if self.total > limits.FILE_BYTES:
                 raise error("E0108", f"included files hold more than {limits.FILE_BYTES >> 20} MiB", at=item.path_span)
-            name = f"<std>/{path.name}" if shipped else str(path)
-            self.add(Source(name, inner.text), path.parent, (*chain, path))
+            self.add(parsed or parse_file(inner), path.parent, (*chain, path))
 
     def find(self, item: ast.Include, folder: Path | None) -> Path | None:
         """The file meant, if it may be read: below the spec's folder, an include folder, or the shipped library."""

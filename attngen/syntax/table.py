@@ -1,6 +1,6 @@
 """The LALR table: made from the grammar once, shipped beside it as JSON, because making it takes longer than using it.
 
-`python -m attngen.syntax.table` writes `grammar/attn.table.json` after a change of the grammar (a test tells when).
+`python -m attngen.syntax` writes `grammar/attn.table.json` after a change of the grammar (a test tells when).
 A table of another grammar or another Lark is not used: the parser is then built from the grammar text.
 """
 
@@ -24,12 +24,12 @@ def parser(transformer: object) -> lark.Lark:
     """The parser, its rules reduced by `transformer`."""
     try:
         stored = json.loads(resources.read(TABLE))
-    except (OSError, ValueError):
-        stored = {}
-    if stored.get("lark") == lark.__version__ and stored.get("grammar") == fingerprint():
-        blank: Any = lark.Lark.__new__(lark.Lark)
-        loaded: lark.Lark = blank._load(_decode(stored["table"]), transformer=transformer)
-        return loaded
+        if stored["lark"] == _series() and stored["grammar"] == fingerprint():
+            blank: Any = lark.Lark.__new__(lark.Lark)
+            loaded: lark.Lark = blank._load(_decode(stored["table"]), transformer=transformer)
+            return loaded
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        pass  # a missing or damaged table, or one that this Lark reads otherwise, costs time and nothing else
     return from_grammar(transformer=transformer)
 
 
@@ -43,13 +43,18 @@ def fingerprint() -> str:
     return hashlib.sha256("\0".join(resources.read(f) for f in FILES).encode()).hexdigest()
 
 
+def _series() -> str:
+    """`1.3` of 1.3.1: the form of a stored table may change with a minor version."""
+    return ".".join(lark.__version__.split(".")[:2])
+
+
 def to_json() -> str:
     """Text of the table file."""
     data, memo = from_grammar().memo_serialize([lark.lexer.TerminalDef, lark.grammar.Rule])
     # Absolute paths of this machine are of no use to the loader.
     data["options"]["import_paths"], data["options"]["source_path"] = [], None
     table = _encode({"data": data, "memo": memo})
-    header = {"lark": lark.__version__, "grammar": fingerprint(), "table": table}
+    header = {"lark": _series(), "grammar": fingerprint(), "table": table}
     return json.dumps(header, separators=(",", ":"), sort_keys=True) + "\n"
 
 
@@ -67,7 +72,3 @@ def _decode(x: Any) -> Any:
         pairs = x.get("#")
         return {k: _decode(v) for k, v in pairs} if pairs is not None else {k: _decode(v) for k, v in x.items()}
     return [_decode(v) for v in x] if isinstance(x, list) else x
-
-
-if __name__ == "__main__":
-    (resources.root() / TABLE).write_text(to_json(), encoding="utf-8")

@@ -6,7 +6,8 @@ from attngen.ir.functions import FUNCTIONS
 from attngen.syntax import ast
 from attngen.syntax.printer import join
 
-WIDTH = 100
+#: Longest line that is not broken (a name or text that is longer stays whole).
+WIDTH = 120
 _ATOM = 100
 _NEG, _COMPARE = FUNCTIONS["neg"].precedence, FUNCTIONS["lt"].precedence
 
@@ -16,32 +17,67 @@ def expression(node: ast.SurfaceExpr) -> str:
     return _text(node)[0]
 
 
-def broken(node: ast.SurfaceExpr, column: int) -> list[str]:
-    """The expression from `column` on: one line if it fits, else one operand of its loosest operator a line."""
+def broken(node: ast.SurfaceExpr, column: int, tail: int = 0) -> list[str]:
+    """The expression from `column` on, with `tail` more characters behind it.
+
+    One line if it fits, else one operand of its loosest operator (one argument of a call) a line, and so on inside.
+    Lines after the first are indented to stand under it: their blanks count from `column`.
+    """
     whole = expression(node)
-    if column + len(whole) <= WIDTH:
+    if column + len(whole) + tail <= WIDTH:
         return [whole]
-    pieces = _pieces(node)
-    return pieces if len(pieces) > 1 else [whole]
+    if isinstance(node, ast.Call | ast.Load):
+        return _arguments(node, column, tail)
+    if isinstance(node, ast.Unary):
+        sign = "not " if node.op == "not" else "-"
+        return _prefixed(sign, node.operand, FUNCTIONS[node.op].precedence, column, tail)
+    parts = _parts(node)
+    if len(parts) == 1:
+        return [whole]
+    lines: list[str] = []
+    for i, (word, operand, least) in enumerate(parts):
+        lines += _prefixed(word, operand, least, column, tail if i == len(parts) - 1 else 0)
+    return lines
 
 
-def _pieces(node: ast.SurfaceExpr) -> list[str]:
+def _prefixed(word: str, node: ast.SurfaceExpr, least: int, column: int, tail: int) -> list[str]:
+    """An operand behind its operator, in parentheses where its binding strength asks for them."""
+    inside = _text(node)[1] < least
+    head = word + "(" * inside
+    first, *rest = broken(node, column + len(head), tail + inside)
+    lines = [head + first, *(" " * len(head) + line for line in rest)]
+    lines[-1] += ")" * inside
+    return lines
+
+
+def _arguments(node: ast.Call | ast.Load, column: int, tail: int) -> list[str]:
+    is_call = isinstance(node, ast.Call)
+    args = node.args if isinstance(node, ast.Call) else node.indices
+    head = node.name.text + ("(" if is_call else "[")
+    lines: list[str] = []
+    for i, arg in enumerate(args):
+        last = i == len(args) - 1
+        piece = broken(arg, column + len(head), tail + 1 if last else 1)
+        piece[-1] += (")" if is_call else "]") if last else ","
+        lines += [(head if i == 0 and j == 0 else " " * len(head)) + line for j, line in enumerate(piece)]
+    return lines or [head + ")"]
+
+
+def _parts(node: ast.SurfaceExpr) -> list[tuple[str, ast.SurfaceExpr, int]]:
+    """Operands of the loosest operator, each with the operator before it and the strength it must bind with."""
     if isinstance(node, ast.Conditional):
-        then, test, other = _at(node.then, 6), _at(node.test, 6), node.other
-        rest = _pieces(other) if isinstance(other, ast.Conditional) else [expression(other)]
-        return [then, f"if {test}", f"else {rest[0]}", *rest[1:]]
+        rest = _parts(node.other) if isinstance(node.other, ast.Conditional) else [("", node.other, 5)]
+        return [("", node.then, 6), ("if ", node.test, 6), ("else " + rest[0][0], *rest[0][1:]), *rest[1:]]
     if isinstance(node, ast.Compare):
-        return [
-            _at(node.first, _COMPARE + 1),
-            *(f"{FUNCTIONS[op].infix} {_at(x, _COMPARE + 1)}" for op, x in node.rest),
-        ]
-    pieces: list[str] = []
+        rest = [(f"{FUNCTIONS[op].infix} ", x, _COMPARE + 1) for op, x in node.rest]
+        return [("", node.first, _COMPARE + 1), *rest]
+    parts: list[tuple[str, ast.SurfaceExpr, int]] = []
     first: ast.SurfaceExpr = node
     strength = FUNCTIONS[node.op].precedence if isinstance(node, ast.Binary) else _ATOM
     while isinstance(first, ast.Binary) and FUNCTIONS[first.op].precedence == strength:
-        pieces.append(f"{FUNCTIONS[first.op].infix} {_at(first.right, strength + 1)}")
+        parts.append((f"{FUNCTIONS[first.op].infix} ", first.right, strength + 1))
         first = first.left
-    return [_at(first, strength), *reversed(pieces)]
+    return [("", first, strength), *reversed(parts)]
 
 
 def _at(node: ast.SurfaceExpr, least: int) -> str:

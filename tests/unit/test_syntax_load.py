@@ -155,7 +155,7 @@ def test_a_literal_minus_is_part_of_the_literal() -> None:
 
 
 def test_defs_are_hygienic() -> None:
-    # The `x` of `f` is not the `x` of its caller, and an argument that reads `kv_idx` is not caught by a formal of that name.
+    # The `x` of `f` is not its caller's, and an argument that reads `kv_idx` is not caught by a formal of that name.
     before = "def g(x) = x + 1\ndef f(x, kv_idx) = g(kv_idx) - x\n"
     assert print_expr(load("  param x: int\n  mask = f(kv_idx, x) < 3", before).mask) == "x + 1 - kv_idx < 3"
 
