@@ -1,4 +1,7 @@
-"""search: from a spec to a PlanSet. Candidates run through the passes; a Reject ends one; a static cost ranks the rest."""
+"""search: from a spec to a PlanSet.
+
+Candidates run through the passes; a Reject ends one; measurements, or a static cost, rank the rest.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,8 @@ def plan(spec: AttentionSpec, target: str = sm90.NAME) -> PlanSet:
     """Choose at most three tile plans for `spec` on `target`.
 
     Raises:
-        AttnError: E0401 the target is unknown; E0402 the spec uses what no kernel here serves yet; E0403 no candidate fits.
+        AttnError: E0401 the target is unknown; E0402 the spec uses what no kernel here serves yet; E0403 no candidate
+            fits.
     """
     reasons = why_not(spec, target)
     if reasons:
@@ -74,7 +78,7 @@ def plan(spec: AttentionSpec, target: str = sm90.NAME) -> PlanSet:
     form = mask_form(spec)
     served: list[KernelPlan] = []
     rejected: list[Rejected] = []
-    # O in its own buffer lets the next tile's Q load during the epilogue; where that does not fit any tile well, O takes Q's.
+    # O in its own buffer lets the next tile's Q load during the epilogue; where no tile fits well, O takes Q's.
     for o_in_q in (False, True):
         for candidate in candidates(spec):
             outcome = plan_candidate(spec, form, candidate, o_in_q)
@@ -93,10 +97,10 @@ def plan(spec: AttentionSpec, target: str = sm90.NAME) -> PlanSet:
 
 
 def choose(served: list[KernelPlan]) -> tuple[tuple[KernelPlan, ...], tuple[int, ...]]:
-    """At most MAX_PLANS plans and the lengths up to which each serves. All share the place of O and ping-pong: one skeleton.
+    """At most MAX_PLANS plans and the lengths up to which each serves.
 
-    Times are relative to the best candidate at each length, so that no length dominates; another plan joins only when it
-    saves at least WORTH on average.
+    All share the place of O and ping-pong: one skeleton. Times are relative to the best candidate at each length, so
+    that no length dominates; another plan joins only when it saves at least WORTH on average.
     """
     lengths, served, times = _times(served)
     best = [min(column) for column in zip(*times, strict=True)]
@@ -116,7 +120,7 @@ def choose(served: list[KernelPlan]) -> tuple[tuple[KernelPlan, ...], tuple[int,
 
 
 def _times(served: list[KernelPlan]) -> tuple[tuple[int, ...], list[KernelPlan], list[list[float]]]:
-    """Lengths, candidates, and a time of each at each length: measured where the head dims were, else by the cost model.
+    """Lengths, candidates, and a time of each at each length: measured where the head dims were, else modelled.
 
     Measured and modelled times do not mix: where some candidates were measured, only those compete.
     """

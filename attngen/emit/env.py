@@ -10,6 +10,7 @@ import jinja2.ext
 
 from attngen import resources
 
+#: Marks a blank line that `tidy` keeps.
 BLANK = "#~"
 
 
@@ -17,7 +18,8 @@ class Blocks(jinja2.ext.Extension):
     """Two spellings that keep an unrendered template parseable as Python.
 
     A line that holds only `{{expression}}` inserts the expression's lines at that line's indentation. A word
-    `slot_<loop variable>_<field>` stands for `{{variable.field}}` where Python wants an identifier (an argument's name).
+    `slot_<loop variable>_<field>` stands for `{{variable.field}}` where Python wants an identifier (the name of an
+    argument).
     """
 
     _line = re.compile(r"^(?P<indent>[ \t]*)\{\{(?P<expr>[^{}\n]+)\}\}[ \t]*$", re.M)

@@ -9,11 +9,16 @@ from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, const, rewrit
 from attngen.ir.functions import FUNCTIONS, apply
 from attngen.ir.types import Type
 
-#: Words that the generated file defines or that Python and the DSL give a meaning; a spec's name that is one of them gets a
-#: trailing underscore in the kernel.
-KERNEL_WORDS = frozenset(
-    ["at", "b", "batch", "c", "copy", "cpasync", "cuda", "cute", "cutlass", "d", "device", "dim", "dims", "e", "epilogue", "exp", "exp2", "fma", "floor", "floor_div", "floor_mod", "gemm", "h", "h_kv", "heads_kv", "heads_q", "i", "index", "inside", "j", "k", "keep", "kv_0", "kv_idx", "limits", "load", "log", "log2", "lse", "m_block", "main", "math", "n_block", "o", "options", "p", "pack", "phase", "plan", "q", "q_hi", "q_idx", "q_lo", "q_pos", "r", "ref", "rings", "row", "s", "score", "select", "self", "seqlen_kv", "seqlen_q", "sigmoid", "sink", "slot", "softmax_scale", "softplus", "sqrt", "state", "stream", "sys", "t", "tanh", "tile", "tile_counter", "tile_m", "tile_n", "torch", "turn", "v", "w", "wg", "workers", "absolute", "warp", "warpgroup", "arith", "stages", "hint", "tma_q", "tma_k", "tma_v", "tma_o", "bars", "rings", "mma_qk", "mma_pv", "storage", "threads", "group_heads", "m_blocks"]
-)
+_WORDS = """
+absolute arith at b bars batch c copy cpasync cuda cute cutlass d device dim dims e epilogue exp exp2 floor floor_div
+floor_mod fma gemm group_heads h h_kv heads_kv heads_q hint i index inside j k keep kv_0 kv_idx limits load log log2
+lse m_block m_blocks main math mma_pv mma_qk n_block o options p pack phase plan q q_hi q_idx q_lo q_pos r ref rings
+row s score select self seqlen_kv seqlen_q sigmoid sink slot softmax_scale softplus sqrt stages state storage stream
+sys t tanh threads tile tile_counter tile_m tile_n tma_k tma_o tma_q tma_v torch turn v w warp warpgroup wg workers
+"""
+#: Words that the generated file defines or that Python and the DSL give a meaning; a name of a spec that is one of them
+#: gets a trailing underscore in the kernel.
+KERNEL_WORDS = frozenset(_WORDS.split())
 
 #: Binding strengths of Python's operators, for parentheses.
 _OR, _AND, _COMPARE, _BITOR, _BITAND, _SUM, _PRODUCT, _UNARY, _CALL = 1, 2, 4, 5, 7, 9, 10, 11, 13
@@ -161,9 +166,10 @@ def _infix(fn: str, args: list[tuple[str, int]]) -> tuple[str, int]:
 def lower(e: Expr) -> Expr:
     """Rewrites that make a kernel's expression cheaper and keep its value to within fp32 rounding.
 
-    `float(a ± b)` becomes `float(a) ± float(b)`, so that the part that does not move with the column is converted once a row
-    (I2F runs at the rate of MUFU). Exact while positions stay below 2**24, where fp32 holds every integer. `x / y` becomes
-    `x * (1 / y)`, so that a divisor that does not move with the column costs one reciprocal a row, not one division an element.
+    `float(a ± b)` becomes `float(a) ± float(b)`, so that the part that does not move with the column is converted once
+    a row (I2F runs at the rate of MUFU). Exact while positions stay below 2**24, where fp32 holds every integer.
+    `x / y` becomes `x * (1 / y)`, so that a divisor that does not move with the column costs one reciprocal a row, not
+    one division an element; but not where a step follows (`STEPS`): 49 * (1 / 49) is below 1, and `int` of it is 0.
     """
 
     def step(n: Expr) -> Expr:
@@ -188,7 +194,7 @@ def _is_one(e: Expr) -> bool:
 
 
 def bindings(exprs: Iterable[Expr], given: frozenset[str]) -> tuple[str, ...]:
-    """Lines `name = value` for every atom, param and tensor that `exprs` read and the method's arguments do not give."""
+    """Lines `name = value` for every atom, param and tensor that `exprs` read and no argument of the method gives."""
     atoms: set[str] = set()
     names: set[str] = set()
     for e in exprs:

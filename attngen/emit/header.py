@@ -11,8 +11,8 @@ from attngen.ir.types import Layout
 
 _WIDTH = 116
 _LEGEND = (
-    "names  m* tensor in global memory, g* its tile, s* shared memory, tXsX/tXgX TMA partitions, acc_* fp32 accumulators, "
-    "frag_* operands"
+    "names  m* tensor in global memory, g* its tile, s* shared memory, tXsX/tXgX TMA partitions, "
+    "acc_* fp32 accumulators, frag_* operands"
 )
 
 
@@ -24,7 +24,8 @@ def docstring(plan_set: PlanSet, kernel_id: str) -> str:
         lines += [f"    {line}".rstrip() for line in escaped(spec.doc).splitlines()] + [""]
     lines += [*_formula(spec), "", *_tensors(spec), "", *_plans(plan_set), "", *_wrap(_LEGEND, 7)]
     lines += [
-        "loop   issue S(n) = Q K(n)^T; issue O += P(n+1) V(n+1); pass the turn on; softmax of S(n) while the second GEMM runs",
+        "loop   issue S(n) = Q K(n)^T; issue O += P(n+1) V(n+1); pass the turn on; "
+        "softmax of S(n) while the second GEMM runs",
         "",
         "python this_file.py   checks the kernel against a float64 reference on a Hopper GPU and prints error and time",
     ]
@@ -68,9 +69,12 @@ def _tensors(spec: AttentionSpec) -> list[str]:
         return f"(batch, {middle}, {d})"
 
     qk, v = spec.head_dim_qk, spec.head_dim_v
+    contiguous = "last axis contiguous, other strides multiples of 8, base 16-byte aligned"
+    kv_heads = "query head h reads KV head h // (heads_q / heads_kv)"
+    kv_shape = shape("heads_kv", "seqlen_kv", qk) + (f" and {v}" if v != qk else "")
     rows = [
-        ("q", shape("heads_q", "seqlen_q", qk), f"{spec.dtype}, last axis contiguous, other strides multiples of 8, base 16-byte aligned"),
-        ("k, v", shape("heads_kv", "seqlen_kv", qk) + (f" and {v}" if v != qk else ""), "as q; query head h reads KV head h // (heads_q / heads_kv)"),
+        ("q", shape("heads_q", "seqlen_q", qk), f"{spec.dtype}, {contiguous}"),
+        ("k, v", kv_shape, f"as q; {kv_heads}"),
         ("o", shape("heads_q", "seqlen_q", v), "as q"),
         ("lse", "(batch, heads_q, seqlen_q)", "fp32, natural log"),
     ]  # fmt: skip

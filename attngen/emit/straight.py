@@ -1,4 +1,7 @@
-"""Straight-line form: shared and overlong subexpressions get names, so that emitted lines stay short and say things once."""
+"""Straight-line form: shared and overlong subexpressions get names.
+
+So emitted lines stay short and say things once.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ def straight_line(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Lines `name = value` to put first, and one text for each of `exprs`.
 
-    `given`: atoms that stand as arguments; with `from_problem` the others, params and tensors are bound from the kernel's `p`.
+    `given`: atoms that stand as arguments; with `from_problem` the others, params and tensors are bound from the
+    kernel's `p`.
     """
     results = [printer.lowered(e) for e in exprs]
     parts: dict[str, Expr] = {}

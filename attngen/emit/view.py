@@ -1,4 +1,7 @@
-"""KernelView: what templates may read. Numbers, booleans, names, one-line expressions and straight-line bindings; no code."""
+"""KernelView: what templates may read.
+
+Numbers, booleans, names, one-line expressions and straight-line bindings; no code.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,10 @@ from attngen.diag.span import Span
 
 
 class Node(BaseModel):
-    """An immutable IR value. Equality and hash ignore places (fields with `exclude`): equal masks of different lines are equal."""
+    """An immutable IR value.
+
+    Equality and hash ignore places (fields with `exclude`): equal masks of different lines are equal.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     span: Span | None = Field(default=None, repr=False, exclude=True)

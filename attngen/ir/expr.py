@@ -15,8 +15,8 @@ from pydantic import Field, StrictBool, StrictFloat, StrictInt
 from attngen.ir.base import Node
 from attngen.ir.types import DType, Type
 
-#: Index atoms and sizes, all `int`; `s` is the score and `o` one output element, both `float`; `d` is the output column.
-#: `q_lo`, `q_hi` (first and last query row of a tile) appear only in tile bounds, never in a spec.
+#: Index atoms and sizes, all `int`; `s` is the score and `o` one output element, both `float`; `d` is the output
+#: column. `q_lo`, `q_hi` (first and last query row of a tile) appear only in tile bounds, never in a spec.
 ATOMS: dict[str, Type] = {
     **dict.fromkeys(
         ("b", "h", "h_kv", "q_idx", "kv_idx", "q_pos", "seqlen_q", "seqlen_kv", "heads_q", "heads_kv", "batch", "d"),

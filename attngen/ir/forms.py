@@ -32,9 +32,9 @@ class Reason(Node):
 class TileBounds(Node):
     """Bounds of one clause over rows q_lo..q_hi (inclusive), int expressions that read neither `q_idx` nor `kv_idx`.
 
-    For every row of the tile to which the clause may apply: lower_min <= lower <= lower_max, upper_min <= upper <= upper_max,
-    already clamped to [0, seqlen_kv]. A clause that does not apply to some row, or has a residual, has upper_min = 0 (no
-    key is kept for sure); one that applies to no row has upper_max = 0.
+    For every row of the tile to which the clause may apply: lower_min <= lower <= lower_max and
+    upper_min <= upper <= upper_max, already clamped to [0, seqlen_kv]. A clause that does not apply to some row, or has
+    a residual, has upper_min = 0 (no key is kept for sure); one that applies to no row has upper_max = 0.
     """
 
     lower_min: Expr

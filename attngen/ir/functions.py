@@ -66,9 +66,7 @@ def apply(fn: str, *args: Expr, span: Any = None) -> Expr:
     types = tuple(a.type for a in args)
     for wanted, result in row.signatures:
         if len(wanted) == len(types) and all(w is t or (w is F and t is I) for w, t in zip(wanted, types, strict=True)):
-            cast = tuple(
-                a if w is a.type else to_float(a) for w, a in zip(wanted, args, strict=True)
-            )
+            cast = tuple(a if w is a.type else to_float(a) for w, a in zip(wanted, args, strict=True))
             return Apply(type=result, fn=fn, args=cast, span=span)
     raise TypeError(f"{fn} does not take ({', '.join(types)})")
 
@@ -107,7 +105,8 @@ _ROWS = [
     Function("mul", NUM2, lambda a, b: a * b, "({0} * {1})", lambda a, y: (a[1], a[0]), "product", "*", 60),
     Function(
         "div", [((F, F), F)], lambda a, b: a / b, "({0} / {1})",
-        lambda a, y: (apply("div", _c(1), a[1]), apply("neg", apply("div", y, a[1]))), "quotient, always float", "/", 60,
+        lambda a, y: (apply("div", _c(1), a[1]), apply("neg", apply("div", y, a[1]))),
+        "quotient, always float", "/", 60,
     ),
     Function("floordiv", [((I, I), I)], _floordiv, "floor_div({0}, {1})", None, "quotient rounded down", "//", 60),
     Function("mod", [((I, I), I)], _mod, "floor_mod({0}, {1})", None, "remainder with the divisor's sign", "%", 60),
@@ -134,7 +133,10 @@ _ROWS = [
         lambda a, y: (_where(apply("ge", a[0], _c(0)), _c(1), _c(-1)),), "absolute value",
     ),
     Function("exp", FLOAT1, lambda a: a.exp(), "exp({0})", lambda a, y: (y,), "e**x"),
-    Function("log", FLOAT1, lambda a: a.log(), "log({0})", lambda a, y: (apply("div", _c(1), a[0]),), "natural logarithm"),
+    Function(
+        "log", FLOAT1, lambda a: a.log(), "log({0})",
+        lambda a, y: (apply("div", _c(1), a[0]),), "natural logarithm",
+    ),
     Function(
         "log2", FLOAT1, lambda a: a.log2(), "log2({0})",
         lambda a, y: (apply("div", _c(1 / _LN2), a[0]),), "logarithm to base 2",
@@ -152,7 +154,10 @@ _ROWS = [
         "softplus", FLOAT1, lambda a: _torch().nn.functional.softplus(a, threshold=700.0), "softplus({0})",
         lambda a, y: (apply("sigmoid", a[0]),), "log(1 + e**x)",
     ),
-    Function("floor", FLOAT1, lambda a: a.floor(), "floor({0})", lambda a, y: (None,), "largest whole number not above x, as float"),
+    Function(
+        "floor", FLOAT1, lambda a: a.floor(), "floor({0})",
+        lambda a, y: (None,), "largest whole number not above x, as float",
+    ),
     Function(
         "int", [((I,), I), ((F,), I)], lambda a: a.trunc().long() if a.is_floating_point() else a, "Int32({0})", None,
         "truncates toward zero (table indices)",

@@ -1,10 +1,12 @@
 """KernelPlan: every decision about one kernel, in five slots, each filled by the pass of its name.
 
-A tile walk, as every consumer of a plan (kernel, plan execution, cost) understands it. For rows q_lo..q_hi (a CTA's tile, or
-one warpgroup's 64 rows where `ranges_per_warpgroup`) clause c of the mask form gives
-    live_c = [lower_min // tile_n, ceil(upper_max / tile_n))     full_c = [ceil(lower_max / tile_n), upper_min // tile_n)
+A tile walk, as every consumer of a plan (kernel, plan execution, cost) understands it. For rows q_lo..q_hi (a CTA's
+tile, or one warpgroup's 64 rows where `ranges_per_warpgroup`) clause c of the mask form gives
+    live_c = [lower_min // tile_n, ceil(upper_max / tile_n))
+    full_c = [ceil(lower_max / tile_n), upper_min // tile_n)
 in KV tiles. `walk`:
-    interval   one clause: descend from live to its start: masked tiles right of full, full tiles unmasked, masked tiles left of it
+    interval   one clause: descend from live to its start: masked tiles right of full, full tiles unmasked, masked tiles
+               left of it
     runs       several clauses: descend through all tiles that are live for some clause; a tile that is full for some
                clause is unmasked, every other one is masked
 A tile that holds keys past seqlen_kv is never full (upper_min <= seqlen_kv sees to that).
@@ -24,7 +26,9 @@ from attngen.ir.types import DType
 class Rescale(StrEnum):
     """When O and the row sum follow a grown row maximum."""
 
-    ON_GROWTH = "on_growth"  # only when some row of the warp grew by more than 2**8 (exact: one reference for O, sum and LSE)
+    ON_GROWTH = (
+        "on_growth"  # only when some row of the warp grew by more than 2**8 (exact: one reference for O, sum and LSE)
+    )
     ALWAYS = "always"
 
 
@@ -98,7 +102,7 @@ class SchedulePlan(Node):
     named_barriers: tuple[NamedBarrier, ...]
     pingpong: bool
     order: Literal["linear", "lpt"]
-    #: Heads walk the row tiles together in groups whose K and V fit this many bytes of L2 (0: one head after the other).
+    #: Heads walk the row tiles together in groups whose K and V fit this many bytes of L2; 0: one head after the other.
     l2_group_bytes: int
     #: mbarrier waits with a suspend-time hint.
     wait_hint: bool

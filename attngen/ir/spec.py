@@ -54,7 +54,7 @@ class Branch(Node):
 
 
 class Segment(Node):
-    """A further KV segment under the same softmax: its own k, v, seqlen_kv, mask and score. `kv_idx` counts inside it."""
+    """A further KV segment under the same softmax: its own k, v, seqlen_kv, mask, score; `kv_idx` counts inside it."""
 
     name: str
     score: Expr

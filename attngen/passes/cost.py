@@ -41,7 +41,7 @@ def launch_cycles(plan: KernelPlan, seqlen: int) -> float:
 
 
 def _live_tiles(mask: MaskPlan, c: ComputePlan, m_block: int, seqlen: int) -> float:
-    """KV tiles a row tile runs: all of them, or (masks whose work grows with the row) about those up to the diagonal."""
+    """KV tiles a row tile runs: all, or (masks whose work grows with the row) about those up to the diagonal."""
     n_blocks = -(-seqlen // c.tile_n)
     if mask.form.is_full or not mask.has_right_edge:
         return n_blocks

@@ -26,7 +26,8 @@ def plan_memory(compute: ComputePlan, wanted_stages: int | None, o_in_q: bool) -
 
     Rewrite   (tiles, head dims) -> sQ, sK[stages], sV[stages], sO (its own, or in Q's bytes) behind the mbarriers
     Keeps     1024-byte alignment of every buffer (128-byte swizzle)
-    Rejects   fewer than two KV stages; a number of stages that was asked for and does not fit; O wider than the Q it replaces
+    Rejects   tiles that leave no room for two KV stages, or for as many as were asked for; O wider than the Q whose bytes
+              it takes
     """
     c = compute
     q = aligned(c.tile_m * c.head_dim_qk_padded * 2)

@@ -19,7 +19,8 @@ def plan_schedule(
     """Assign roles and write down who arrives where.
 
     Rewrite   tile -> persistent CTAs, one TMA producer warp, `warpgroups` consumers that issue their GEMMs in turn
-    Keeps     one producer and one consumer group for each pipeline; full: 1 arrival + bytes, empty: one arrival of each warp
+    Keeps     one producer and one consumer group for each pipeline; full: one arrival and the bytes, empty: one arrival
+              of each consumer warp
     Sources   FlashAttention-3 section 3.1 (ping-pong); LPT: Graham 1969
     """
     c, n = compute, compute.warpgroups
@@ -33,9 +34,15 @@ def plan_schedule(
         name: str, buffer: str, stages: int, stage_bytes: int, empty: int, consumer_name: str = "consumers"
     ) -> Pipeline:
         return Pipeline(
-            name=name, buffer=buffer, stages=stages, producer="producer", consumer=consumer_name, stage_bytes=stage_bytes,
-            full_arrivals=1, empty_arrivals=empty,
-        )  # fmt: skip
+            name=name,
+            buffer=buffer,
+            stages=stages,
+            producer="producer",
+            consumer=consumer_name,
+            stage_bytes=stage_bytes,
+            full_arrivals=1,
+            empty_arrivals=empty,
+        )
 
     pipelines = (
         pipeline("q", "sQ", n, q_bytes, 1 if memory.o_in_q else 4, "one warpgroup each"),

@@ -1,5 +1,7 @@
-"""Hopper, sm_90a: limits of one SM and the rates that the cost model uses. Sources: CUDA programming guide, measured figures
-in docs/performance.md."""
+"""Hopper, sm_90a: limits of one SM and the rates that the cost model uses.
+
+Sources: CUDA programming guide, measured figures in docs/performance.md.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ CLOCK_HZ = 1.65e9
 #: How far the work of one unit hides the others', by consumer warpgroups: time over the busiest unit's time (fitted to
 #: measured kernels; see docs/performance.md).
 OVERLAP = {1: 1.7, 2: 1.2, 3: 0.95, 4: 0.95}
-#: Cycles a KV tile costs beyond that (barriers, vote, statistics) and cycles a row tile costs (first GEMM, epilogue) for
-#: each consumer warpgroup at head_dim_v 128.
+#: Cycles a KV tile costs beyond that (barriers, vote, statistics), and cycles a row tile costs (first GEMM, epilogue)
+#: for each consumer warpgroup at head_dim_v 128.
 TILE_CYCLES = 250
 ROW_TILE_CYCLES = 1750

@@ -1,4 +1,7 @@
-"""verify: facts checked on the emitted text against its plan. A failure is a bug in a template, never the user's fault."""
+"""verify: facts checked on the emitted text against its plan.
+
+A failure is a bug in a template, never the fault of a user.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,11 @@ def source_faults(text: str, plan_set: PlanSet) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             roots = [(node.module or "").split(".")[0]]
         out += [f"imports {r}" for r in roots if r not in _IMPORTS]
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"exec", "eval", "open", "__import__"}:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in {"exec", "eval", "open", "__import__"}
+        ):
             out.append(f"calls {node.func.id}")
     for scope in (n for n in ast.walk(tree) if isinstance(n, ast.Module | ast.ClassDef)):
         names = [n.name for n in scope.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
@@ -62,7 +69,11 @@ def source_faults(text: str, plan_set: PlanSet) -> list[str]:
     wanted = plan_set.plans[0].schedule.pingpong
     if ("self.next" in text) != wanted:
         out.append("ping-pong differs from the plan")
-    out += [f"line {i} is longer than {LINE_LENGTH}" for i, line in enumerate(text.splitlines(), 1) if len(line) > LINE_LENGTH][:3]
+    out += [
+        f"line {i} is longer than {LINE_LENGTH}"
+        for i, line in enumerate(text.splitlines(), 1)
+        if len(line) > LINE_LENGTH
+    ][:3]
     if "postponed" in text or "from __future__" in text:
         out.append("postponed annotations break @cute.struct")
     return out
