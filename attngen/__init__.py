@@ -22,7 +22,7 @@ _HOME = {
     "AttnError": "attngen.diag.diagnostic",
     "Attention": "attngen.jit.kernel",
     "AttngenNotice": "attngen.jit.kernel",
-    "AttngenWarning": "attngen.jit.cache",
+    "AttngenWarning": "attngen.jit.storage",
     "KernelSource": "attngen.source",
     "Options": "attngen.options",
     "make_spec": "attngen.syntax",
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from attngen.api import format as format
     from attngen.diag.diagnostic import AttnError as AttnError
     from attngen.ir.spec import AttentionSpec as AttentionSpec
-    from attngen.jit.cache import AttngenWarning as AttngenWarning
     from attngen.jit.kernel import Attention as Attention
     from attngen.jit.kernel import AttngenNotice as AttngenNotice
+    from attngen.jit.storage import AttngenWarning as AttngenWarning
     from attngen.options import Options as Options
     from attngen.source import KernelSource as KernelSource
     from attngen.syntax import make_spec as make_spec

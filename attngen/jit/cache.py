@@ -11,8 +11,6 @@ warning; a compiled kernel is never lost to a cache that does not work.
 
 from __future__ import annotations
 
-import atexit
-import errno
 import hashlib
 import json
 import logging
@@ -20,28 +18,20 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
-import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attngen.diag.diagnostic import error
+from attngen.jit import storage
 from attngen.jit.key import toolchain_id
 from attngen.source import write_atomic
 
 log = logging.getLogger("attngen.cache")
-LOCK_TIMEOUT_S = 600.0
 META = "meta.json"
 #: Files of `jit.sources` beside the entries.
 SOURCE_PREFIX = ".source-"
-
-
-class AttngenWarning(UserWarning):
-    """Something does not work as well as it could (a cache that cannot be written, say); results are unaffected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,32 +93,29 @@ class KernelCache:
         """
         if self.persistent and (found := self.get(kernel_id, key)) is not None:
             return found
-        cache = self if self.persistent else _temporary_cache()
+        if self.persistent:
+            try:
+                return self._build(kernel_id, key, text, build)
+            except OSError as failure:
+                if not storage.is_fault(failure):
+                    raise
+                storage.warn_once(self.root, failure)
         try:
-            return cache._build(kernel_id, key, text, build)
+            return KernelCache(storage.temporary_root())._build(kernel_id, key, text, build)
         except OSError as failure:
-            if not _is_storage(failure):
+            if not storage.is_fault(failure):
                 raise
-            if cache is not self:
-                raise _no_storage(cache.root, failure) from failure
-            _warn_once(self.root, failure)
-        fallback = _temporary_cache()
-        try:
-            return fallback._build(kernel_id, key, text, build)
-        except OSError as failure:
-            if not _is_storage(failure):
-                raise
-            raise _no_storage(fallback.root, failure) from failure
+            raise storage.no_storage(failure) from failure
 
     def _build(self, kernel_id: str, key: str, text: str, build: Builder) -> Entry:
         folder = self.folder(kernel_id, key)
-        _make_folder(folder.parent)
-        with _locked(folder.parent / f".{folder.name}.lock"):
+        storage.make_folder(folder.parent)
+        with storage.locked(folder.parent / f".{folder.name}.lock"):
             if (found := self._get(kernel_id, key, heal=True)) is not None:
                 return found  # another process or thread built it while this one waited
-            _make_folder(folder)
+            storage.make_folder(folder)
             for leftover in folder.glob(".*"):  # of a compilation that was killed
-                _remove(leftover)
+                storage.remove(leftover)
             write_atomic(folder / "kernel.py", text.encode())
             names, info = build(folder)
             record = {
@@ -166,10 +153,10 @@ class KernelCache:
             size = _bytes(folder)
             gone = folder.with_name(f".gone-{secrets.token_hex(6)}")
             try:
-                with _locked(folder.parent / f".{folder.name}.lock", timeout_s=0.0):
+                with storage.locked(folder.parent / f".{folder.name}.lock", timeout_s=0.0):
                     folder.rename(gone)  # readers see it whole or not at all
                 shutil.rmtree(gone)
-            except _Busy:
+            except storage.Busy:
                 continue  # somebody is building it right now
             except OSError as failure:
                 log.warning("cannot remove %s: %s", folder, failure)
@@ -212,115 +199,6 @@ def _quarantine(folder: Path) -> None:
         folder.rename(target)
     except OSError as failure:
         log.warning("cannot move the damaged %s aside: %s", folder, failure)
-
-
-class _Busy(Exception):
-    """The lock is held by another."""
-
-
-@contextmanager
-def _locked(path: Path, timeout_s: float | None = None) -> Iterator[None]:
-    """Hold the lock of one entry across processes and threads. The system frees it if its holder dies.
-
-    Past `timeout_s` raises _Busy; without one goes on unlocked after LOCK_TIMEOUT_S.
-    """
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(path, thread_local=False, is_singleton=False)
-    try:
-        lock.acquire(timeout=LOCK_TIMEOUT_S if timeout_s is None else timeout_s)
-    except Timeout:
-        if timeout_s is not None:
-            raise _Busy from None
-        log.warning("%s is held for more than %d s; compiling without it", path, LOCK_TIMEOUT_S)
-        yield  # every file is replaced atomically: two writers waste work, nothing more
-        return
-    except NotImplementedError:  # a file system without locks
-        yield
-        return
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _make_folder(path: Path) -> None:
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if not path.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-
-
-_STORAGE = {
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOTDIR, errno.EEXIST),
-    *(errno.EIO, errno.ENAMETOOLONG, errno.ESTALE, errno.ELOOP),
-    errno.ENOENT,  # somebody removed the folder meanwhile
-}
-
-
-def _is_storage(failure: OSError) -> bool:
-    return failure.errno in _STORAGE
-
-
-_lock = threading.Lock()
-_warned: set[Path] = set()
-_fallback: KernelCache | None = None
-
-
-def _temporary_cache() -> KernelCache:
-    """The process's own store, removed at exit."""
-    global _fallback
-    with _lock:
-        if _fallback is None or _fallback_owner != os.getpid():
-            try:
-                root = Path(tempfile.mkdtemp(prefix="attngen-"))
-            except OSError as failure:
-                raise _no_storage(Path(tempfile.gettempdir() if tempfile.tempdir else "TMPDIR"), failure) from failure
-            _set_fallback(KernelCache(root))
-        assert _fallback is not None
-        return _fallback
-
-
-_fallback_owner = 0
-
-
-def _set_fallback(cache: KernelCache) -> None:
-    global _fallback, _fallback_owner
-    _fallback, _fallback_owner = cache, os.getpid()
-    owner = os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == owner:  # not in a child that was forked
-            shutil.rmtree(cache.root, ignore_errors=True)
-
-    atexit.register(remove)
-
-
-def _warn_once(root: Path, failure: OSError) -> None:
-    if root not in _warned:
-        _warned.add(root)
-        warnings.warn(
-            f"the kernel cache {root} cannot be written ({failure.strerror or failure}); compiled kernels live in a "
-            "temporary folder of this process and are compiled again next time. Free space or permissions there, or "
-            "name another folder with ATTNGEN_CACHE_DIR or cache_dir=.",
-            AttngenWarning,
-            stacklevel=6,
-        )
-
-
-def _no_storage(root: Path, failure: OSError) -> Exception:
-    return error(
-        "E0520",
-        f"no folder can hold the compiled kernel: {failure.strerror or failure}",
-        notes=(f"neither the cache folder nor the temporary folder {root} can be written",),
-        helps=("free some space, or point ATTNGEN_CACHE_DIR or TMPDIR to a folder with a few megabytes left",),
-    )
 
 
 def _safe(kernel_id: str) -> str:

@@ -169,15 +169,19 @@ class Launcher:
         q, k, v, out, lse, *rest = arguments
         contract.validate(self.spec, q, k, v, self._binder.split(arguments[8:])[1], out, given_lse)
         tidy = [contract.normalized(x) for x in (q, k, v, out)]
-        if all(new is old for new, old in zip(tidy, (q, k, v, out), strict=True)):
-            lines = str(failure).strip().splitlines() or [repr(failure)]
-            raise error(
-                "E0618",
-                f"the kernel of `{self.spec.name}` refused to launch: {lines[0]}",
-                notes=tuple(lines[1:4]),
-                helps=("a CUDA error here is often an earlier kernel's: run with CUDA_LAUNCH_BLOCKING=1 to see whose",),
-            ) from failure
-        function(*tidy, lse, *rest)
+        if any(new is not old for new, old in zip(tidy, (q, k, v, out), strict=True)):
+            try:
+                function(*tidy, lse, *rest)
+                return
+            except Exception as again:
+                failure = again
+        lines = str(failure).strip().splitlines() or [repr(failure)]
+        raise error(
+            "E0618",
+            f"the kernel of `{self.spec.name}` refused to launch: {lines[0]}",
+            notes=tuple(lines[1:4]),
+            helps=("a CUDA error here is often an earlier kernel's: run with CUDA_LAUNCH_BLOCKING=1 to see whose",),
+        ) from failure
 
 
 def _written(*tensors: Any) -> None:

@@ -106,7 +106,7 @@ def compile_all(
         running = [_start(folder / "kernel.py", i, work / f"plan_{i}", target, options) for i in indices]
         try:
             for index, process in zip(indices, running, strict=True):
-                result = _finish(process, folder / "kernel.py", index, work / f"plan_{index}", target, options)
+                result = _finish(process, folder / "kernel.py", index, work / f"plan_{index}", options)
                 os.replace(result["file"], folder / Path(result["file"]).name)
                 names.append(Path(result["file"]).name)
                 runtime = result["runtime"]
@@ -144,10 +144,10 @@ def _start(kernel: Path, index: int, stem: Path, target: str, options: str) -> s
 
 
 def _finish(
-    process: subprocess.Popen[str] | None, kernel: Path, index: int, stem: Path, target: str, options: str
+    process: subprocess.Popen[str] | None, kernel: Path, index: int, stem: Path, options: str
 ) -> dict[str, str]:
     if process is None:
-        return _compile_here(kernel, index, stem, target, options)
+        return _compile_here(kernel, index, stem, options)
     try:
         out, err = process.communicate(timeout=WORKER_TIMEOUT_S)
     except subprocess.TimeoutExpired as failure:
@@ -194,9 +194,8 @@ def _raise_compile_error(result: dict[str, Any], kernel: Path, index: int, err: 
     )
 
 
-def _compile_here(kernel: Path, index: int, stem: Path, target: str, options: str) -> dict[str, str]:
+def _compile_here(kernel: Path, index: int, stem: Path, options: str) -> dict[str, str]:
     with _compile_lock:
-        os.environ.setdefault("CUTE_DSL_ARCH", target)
         try:
             return worker.compile_plan(str(kernel), index, str(stem), options)
         except (AttnError, OSError):

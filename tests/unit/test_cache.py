@@ -18,8 +18,10 @@ import pytest
 
 from attngen.diag.diagnostic import AttnError
 from attngen.jit import cache as module
-from attngen.jit.cache import AttngenWarning, Entry, KernelCache
+from attngen.jit import storage
+from attngen.jit.cache import Entry, KernelCache
 from attngen.jit.key import compile_variables, fingerprint, toolchain, toolchain_id
+from attngen.jit.storage import AttngenWarning
 
 KEY = "ab" * 32
 
@@ -44,8 +46,8 @@ def get(cache: KernelCache, build: Any, key: str = KEY) -> Entry:
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_warned", set())
-    monkeypatch.setattr(module, "_fallback", None)
+    monkeypatch.setattr(storage, "_warned", set())
+    monkeypatch.setattr(storage, "_temporary", {})
 
 
 def test_a_kernel_is_built_once_into_a_readable_folder(tmp_path: Path) -> None:

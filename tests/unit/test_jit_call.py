@@ -312,6 +312,14 @@ def test_odd_strides_of_extent_one_axes_are_tidied(attach: Any) -> None:
     assert second[0].stride() == (256, 256, 64, 1) and second[0].data_ptr() == q.data_ptr()
 
 
+def test_a_second_refusal_is_reported(attach: Any) -> None:
+    attn = attach(standin.plain(), Recorder({1: REFUSED, 2: ValueError("still no")}))
+    q, k, v = qkv(b=1, sq=1)
+    with pytest.raises(AttnError, match="still no") as caught:
+        attn(q.as_strided(q.shape, (3, 5, 64, 1)), k, v)
+    assert caught.value.code == "E0618"
+
+
 def test_a_refusal_that_nothing_explains_is_reported(attach: Any) -> None:
     attn = attach(standin.plain(), Recorder({1: RuntimeError("CUDA error 700")}))
     with pytest.raises(AttnError, match="CUDA error 700") as caught:

@@ -169,6 +169,23 @@ def test_bad_arguments_under_torch_compile(tmp_path: Path) -> None:
         torch.compile(lambda *x: attn(*x, window=0), fullgraph=True, backend="aot_eager")(q, k, v)
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_torch_export(tmp_path: Path, strict: bool) -> None:
+    attn = attention(standin.rich(), tmp_path)
+
+    class Layer(torch.nn.Module):
+        def forward(self, q: Any, k: Any, v: Any, bias: Any) -> Any:
+            return attn(q, k, v, bias=bias, window=9)
+
+    torch._dynamo.reset()
+    q, k, v = qkv()
+    bias = torch.randn(2, 4)
+    with torch.no_grad():
+        exported = torch.export.export(Layer(), (q, k, v, bias), strict=strict)
+    assert [str(n.target) for n in exported.graph.nodes if "attngen" in str(n.target)] == ["attngen.forward.default"]
+    assert close(exported.module()(q, k, v, bias), expected(q, k, v, bias, 9)[0])
+
+
 @pytest.mark.parametrize("layout", [Layout.BSHD, Layout.BHSD])
 def test_fake_tensors_have_the_shapes_and_strides_of_real_ones(tmp_path: Path, layout: Layout) -> None:
     attn = attention(standin.rich(layout=layout), tmp_path)
