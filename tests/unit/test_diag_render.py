@@ -124,7 +124,7 @@ def test_codes_are_complete() -> None:
         assert code == row.code and re.fullmatch(r"[EW]0[1-6]\d\d", code)
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", row.slug), row.slug
         assert row.summary and row.summary[0].islower() and not row.summary.endswith(".")
-        assert len(row.explanation) > 40
+        assert len(row.explanation) > 20
     slugs = [row.slug for row in CODES.values()]
     assert len(set(slugs)) == len(slugs)
 
