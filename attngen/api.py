@@ -251,6 +251,6 @@ def _has_gpu(target: str) -> bool:
     """Whether the current GPU runs code for `target` (another kind is an error only once tensors on it arrive)."""
     import torch
 
-    from attngen.jit.device import capability_of
+    from attngen.jit.device import runs
 
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() == capability_of(target)
+    return torch.cuda.is_available() and runs(torch.cuda.current_device(), target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -31,13 +32,17 @@ class DeviceState:
         self.scratch: dict[int, Any] = {}
         self._pool: Any = None
         self._used = 0
+        self._lock = threading.Lock()
 
     def prepare(self) -> None:
         """Allocate the counters, outside any capture: memory of a graph's pool would not outlive the graph."""
-        if self._pool is None:
-            self._pool = torch.zeros(COUNTERS * _SPACING, dtype=torch.int32, device=self.device)
+        with self._lock:
+            if self._pool is not None:
+                return
+            pool = torch.zeros(COUNTERS * _SPACING, dtype=torch.int32, device=self.device)
             if self.device.type == "cuda":
                 torch.cuda.current_stream(self.device).synchronize()  # zero for every stream that uses it later
+            self._pool = pool
 
     def counter(self, stream: int) -> Any:
         """The counter of a raw stream, made at the stream's first launch."""
@@ -52,10 +57,11 @@ class DeviceState:
         return self._take()
 
     def _take(self) -> Any:
-        if self._used < COUNTERS:
-            at = self._used * _SPACING
-            self._used += 1
-            return self._pool[at : at + 1]
+        with self._lock:
+            if self._used < COUNTERS:
+                at = self._used * _SPACING
+                self._used += 1
+                return self._pool[at : at + 1]
         return torch.zeros(1, dtype=torch.int32, device=self.device)
 
 
@@ -76,11 +82,16 @@ def capability_of(target: str) -> tuple[int, int]:
     return int(digits[:-1]), int(digits[-1])
 
 
+def runs(index: int, target: str) -> bool:
+    """Whether GPU `index` runs code for `target`."""
+    return torch.cuda.get_device_capability(index) == capability_of(target)
+
+
 def require_target(index: int, target: str, name: str) -> None:
     """Raise AttnError E0516 unless GPU `index` runs code for `target`."""
-    have, need = torch.cuda.get_device_capability(index), capability_of(target)
-    if have == need:
+    if runs(index, target):
         return
+    have, need = torch.cuda.get_device_capability(index), capability_of(target)
     named = torch.cuda.get_device_name(index)
     raise error(
         "E0516",

@@ -21,6 +21,7 @@ from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout
 from attngen.jit import contract, ops
 from attngen.jit.cache import KernelCache
+from attngen.jit.device import runs
 from attngen.jit.launch import Launcher, Ready
 from attngen.jit.load import Loaded, Progress, load
 from attngen.jit.named import TORCH_DTYPE, Binder
@@ -49,7 +50,7 @@ class Attention:
     Strides: head_dim contiguous, other strides multiples of 16 bytes (0 too: expanded tensors), 16-byte aligned base.
     Nothing is copied.
     Keywords: `out`, `lse` write into given tensors; `scale` overrides the spec's; `check=True` looks for NaN, broken
-    `sorted` promises and indices out of range first (slow, waits for the GPU).
+    `sorted` promises and indices out of range first (slow, waits for the GPU; not under torch.compile).
     Dtypes: the spec's bf16 or fp16; called with the other one, it builds that kernel too, once. Under torch.autocast
     q, k and v are converted to autocast's dtype first, as torch's own attention does.
     Devices: CUDA tensors run the kernel, CPU tensors the blockwise reference (in O(N) memory), with one AttngenNotice.
@@ -136,7 +137,7 @@ class Attention:
         return self  # nothing of it changes: copies of a model share the kernel
 
     def compile(self, device: int | None = None) -> Attention:
-        """Compile or load the kernel now and set up a GPU (default: the current one, if there is any).
+        """Compile or load the kernel now and set up a GPU (default: the current one, if it is of the target's kind).
 
         Raises: AttnError E0510 to E0520 (toolchain, cache), E0516 (GPU of another kind).
         """
@@ -144,7 +145,7 @@ class Attention:
             if self._loaded is None:
                 self._loaded = load(self.source, self.target, self._cache, progress=self._progress)
                 self.launcher.functions = self._loaded.functions
-        if device is None and torch.cuda.is_available():
+        if device is None and torch.cuda.is_available() and runs(torch.cuda.current_device(), self.target):
             device = torch.cuda.current_device()
         if device is not None:
             self.launcher.prepare(device, self.target)

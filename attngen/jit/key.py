@@ -9,7 +9,6 @@ import platform
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
 
 #: Format of an entry's folder; a change makes every older entry invisible.
 CACHE_FORMAT = 1
@@ -52,12 +51,12 @@ def distributions() -> tuple[tuple[str, str], ...]:
 @lru_cache(maxsize=1)
 def host() -> str:
     """Hash of the host CPU's kind: host code is compiled for this machine's vector units."""
+    flags = platform.processor()
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        with open("/proc/cpuinfo") as lines:  # the first CPU's: reading all of many CPUs takes the kernel a while
+            flags = next((x.partition(":")[2] for x in lines if x.startswith(("flags", "Features"))), flags)
     except OSError:
-        lines = []
-    found = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
-    flags = next(found, platform.processor())
+        pass
     text = f"{platform.system()} {platform.machine()} {' '.join(sorted(flags.split()))}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

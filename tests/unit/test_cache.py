@@ -170,7 +170,7 @@ def test_a_process_killed_in_the_middle_blocks_nobody(tmp_path: Path) -> None:
     time.sleep(0.5)
     assert waiting.poll() is None, "the second waits for the first"
     victim.send_signal(signal.SIGKILL)
-    victim.wait()
+    victim.communicate()
     assert "machine code" in waiting.communicate(timeout=60)[0]
     assert KernelCache(tmp_path).get("causal_sm_90a_1f", KEY) is not None
 

@@ -146,6 +146,23 @@ def test_captured_calls_never_run_out_of_counters(attach: Any, monkeypatch: pyte
     assert len({c.data_ptr() for c in kept}) == 5 and all(int(c) == 0 for c in kept)
 
 
+def test_counters_are_taken_once_by_racing_threads() -> None:
+    import threading
+
+    state, taken = DeviceState(-1, 132), []
+
+    def work(first: int) -> None:
+        for stream in range(first, first + 100):
+            taken.append(state.counter(stream).data_ptr())
+
+    threads = [threading.Thread(target=work, args=(1000 * i,)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(set(taken)) == 800
+
+
 def test_scale(attach: Any) -> None:
     from attngen.ir.expr import Param
     from attngen.ir.types import Type
@@ -417,3 +434,18 @@ def test_handles_depend_on_content_alone(attach: Any) -> None:
 
 def test_repr_is_one_line(attach: Any) -> None:
     assert repr(attach(standin.plain(), Recorder())) == "<attngen.Attention plain bf16 bshd head_dim 64/64 sm_90a>"
+
+
+@pytest.mark.parametrize(("margin", "workers"), [(None, 132), (12, 120), (500, 1)])
+def test_sm_margin_leaves_sms_free(
+    attach: Any, monkeypatch: pytest.MonkeyPatch, margin: int | None, workers: int
+) -> None:
+    monkeypatch.setattr(launch, "require_target", lambda *a: None)
+    monkeypatch.setattr(launch, "state_of", lambda index: DeviceState(index, 132))
+    seen = Recorder()
+    spec = standin.plain()
+    attn = attach(spec.replace(schedule=spec.schedule.replace(sm_margin=margin)), seen)
+    attn.launcher.ready.clear()
+    attn.launcher.prepare(-1, "sm_90a")
+    attn(*qkv())
+    assert seen.calls[0][7] == workers

@@ -217,7 +217,7 @@ def test_kill_in_the_middle_of_a_compilation(tmp_path: Path) -> None:
     assert victim.stdout.readline() == "start\n" and victim.stdout.readline() == "compile 0 1\n"
     time.sleep(1.0)
     victim.send_signal(signal.SIGKILL)
-    victim.wait()
+    victim.communicate()
     (entry,) = KernelCache(tmp_path).entries()
     assert not entry.complete
     said = _process(tmp_path).communicate(timeout=120)[0]
@@ -237,7 +237,7 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     ).stdout.split()
     assert children
     victim.kill()
-    victim.wait()
+    victim.communicate()
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in children):
         time.sleep(0.1)
