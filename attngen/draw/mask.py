@@ -71,9 +71,9 @@ def _headline(canvas: Canvas, spec: AttentionSpec, plan: KernelPlan, shape: Shap
     canvas.text(_LEFT, 45, f"mask = {words if len(words) < 88 else words[:85] + '…'}", size=11.5, color=_SOFT)
     where = f", batch {batch}, head {head}" if shape.batch * shape.heads_q > 1 else ""
     size = f"seqlen_q {shape.seqlen_q}, seqlen_kv {shape.seqlen_kv}"
-    canvas.text(
-        _LEFT, 62, f"{size}, tiles of {plan.compute.tile_m} x {plan.compute.tile_n}{where}", size=11.5, color=_SOFT
-    )
+    tile = f"tiles of {plan.compute.tile_m} x {plan.compute.tile_n}"
+    groups = ", 64 rows a warpgroup" if plan.mask.ranges_per_warpgroup else ""
+    canvas.text(_LEFT, 62, f"{size}, {tile}{groups}{where}", size=11.5, color=_SOFT)
 
 
 def _tiles(canvas: Canvas, loop: Tiling, shape: Shape, unit_x: float, unit_y: float) -> None:
@@ -163,10 +163,11 @@ def _ticks(canvas: Canvas, loop: Tiling, shape: Shape, unit_x: float, unit_y: fl
     canvas.text(middle, _TOP - 20, "kv_idx", size=11, color=_SOFT, anchor="middle")
     canvas.text(_LEFT - 66, _TOP + 10, "q_idx", size=11, color=_SOFT)
     every = max(1, -(-loop.n_blocks // 8))
-    for n in range(0, loop.n_blocks + 1, every):
-        key = min(n * loop.tile_n, shape.seqlen_kv)
-        if n < loop.n_blocks or loop.n_blocks % every == 0:
-            canvas.text(_LEFT + key * unit_x, _TOP - 5, str(key), size=9.5, color=_INK, anchor="middle")
+    keys = [n * loop.tile_n for n in range(0, loop.n_blocks, every)]
+    if (shape.seqlen_kv - keys[-1]) * unit_x >= 30:
+        keys.append(shape.seqlen_kv)
+    for key in keys:
+        canvas.text(_LEFT + key * unit_x, _TOP - 5, str(key), size=9.5, color=_INK, anchor="middle")
     every = max(1, -(-len(loop.rows) // 12))
     for row in loop.rows[::every]:
         canvas.text(_LEFT - 6, _TOP + row.start * unit_y + 9, str(row.start), size=9.5, color=_INK, anchor="end")
@@ -185,7 +186,7 @@ def _legend(canvas: Canvas, loop: Tiling, share: float, y: float) -> None:
             canvas.rect(x + 3, y - 7, 7, 7, COLORS["kept"])
         text = f"{label}, {count[key]} ({100 * count[key] / total:.0f} %)"
         canvas.text(x + 18, y, text, size=11)
-        x += 34 + 5.3 * len(text)
+        x += 36 + 5.5 * len(text)
     visited = (count["full"] + count["partial"]) / total
     arrows = "; arrows: order of the loop" if len(loop.rows) <= _ARROW_ROWS else ""
     canvas.text(

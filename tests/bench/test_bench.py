@@ -1,0 +1,211 @@
+"""The benchmark's parts that need no GPU: what is recognised, how FlexAttention's mods are made, counting, reports."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+import torch
+
+from attngen import samples
+from attngen.bench import cells, flex, report
+from attngen.bench.peers import PEERS, Case, Unsupported
+from attngen.bench.recognize import features
+from attngen.bench.runner import Row, kept_pairs
+from attngen.ref import dense
+from attngen.syntax import load_spec
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def example(name: str):
+    return load_spec(EXAMPLES / f"{name}.attn")
+
+
+@pytest.mark.parametrize(
+    ("name", "mask", "window", "cap", "sink"),
+    [
+        ("full", "full", None, None, None),
+        ("causal", "causal", None, None, None),
+        ("llama3", "causal", None, None, None),
+        ("mistral", "window", 4096, None, None),
+        ("gemma2", "window", 4096, 50.0, None),
+        ("gpt_oss", "window", 128, None, "sinks"),
+        ("block_causal", "other", None, None, None),
+        ("packing", "other", None, None, None),
+        ("modernbert", "other", None, None, None),
+        ("off_by_one", "causal", None, None, "other"),
+        ("alibi", "causal", None, None, None),
+    ],
+)
+def test_recognition(name, mask, window, cap, sink) -> None:
+    spec = example(name)
+    f = features(spec, samples.params(spec))
+    assert (f.mask, f.window, f.softcap, f.sink) == (mask, window, cap, sink)
+
+
+def test_top_left_causal_is_not_taken_for_bottom_right() -> None:
+    spec = load_spec("attn 1\nattention x {\n  head_dim = 64\n  mask = kv_idx <= q_idx\n}\n")
+    assert features(spec, {}).mask == "other"
+
+
+def test_scale_is_passed_on() -> None:
+    spec = example("mla")
+    assert features(spec, samples.params(spec)).scale == pytest.approx(1.3688879**2 / 192**0.5)
+
+
+def case_of(name: str, rows: int, columns: int, /, **params: int | float) -> tuple[Case, dict]:
+    spec = example(name)
+    cell = cells.Cell(spec, 2, 4, 2, rows, columns)
+    shape = samples.Shape(2, 4, 2, rows, columns)
+    values = samples.params(spec, params)
+    tensors = samples.tensors(spec, shape)
+    q, k, v = samples.qkv(spec, shape, dtype=torch.float32)
+    case = Case(cell, features(spec, values), q, k, v, values, tensors)
+    return case, {"params": values, "tensors": tensors}
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("causal", {}),
+        ("gemma2", {"keys": 20, "cap": 2.0}),
+        ("alibi", {}),
+        ("packing", {}),
+        ("prefix_lm", {}),
+        ("t5", {}),
+        ("block_causal", {"block": 8}),
+        ("longformer", {"half": 5}),
+        ("left_padding", {}),
+        ("bias", {}),
+    ],
+)
+def test_flex_mods_mean_what_the_spec_means(name, params) -> None:
+    """Scores from mask_mod and score_mod, applied element by element, give the dense O."""
+    case, arguments = case_of(name, 33, 33, **params)
+    mask_mod, score_mod = flex.mods(case)
+    b, h, q_idx, kv_idx = torch.meshgrid(
+        torch.arange(2), torch.arange(4), torch.arange(33), torch.arange(33), indexing="ij"
+    )
+    k, v = (x.repeat_interleave(2, 2) for x in (case.k, case.v))
+    s = torch.einsum("bqhd,bkhd->bhqk", case.q, k) * case.features.scale
+    s = score_mod(s, b, h, q_idx, kv_idx) if score_mod else s
+    s = s.masked_fill(~mask_mod(b, h, q_idx, kv_idx), -torch.inf) if mask_mod else s
+    o = torch.einsum("bhqk,bkhd->bqhd", torch.nan_to_num(s.softmax(-1)), v)
+    exact = dense.attention(case.cell.spec, case.q, case.k, case.v, **arguments).o
+    assert float((o - exact).abs().max()) < 2e-5
+
+
+def test_flex_runs_them() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    case, arguments = case_of("alibi", 32, 32)
+    mask_mod, score_mod = flex.mods(case)
+    q, k, v = (x.transpose(1, 2) for x in (case.q, case.k, case.v))
+
+    def both(s, b, h, q_idx, kv_idx):
+        return torch.where(mask_mod(b, h, q_idx, kv_idx), score_mod(s, b, h, q_idx, kv_idx), -torch.inf)
+
+    o = flex_attention(q, k, v, score_mod=both, scale=case.features.scale, enable_gqa=True).transpose(1, 2)
+    assert float((o - dense.attention(case.cell.spec, case.q, case.k, case.v, **arguments).o).abs().max()) < 2e-5
+
+
+def test_every_row_of_the_function_table_has_a_flex_spelling() -> None:
+    from attngen.ir.functions import FUNCTIONS
+
+    assert set(flex._SPELLING) == set(FUNCTIONS)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "count"),
+    [
+        ("causal", {}, 500500),
+        ("mistral", {"window": 128}, 119872),
+        ("modernbert", {"half": 64}, 124840),
+        ("llama4", {"chunk": 256}, 125716),
+        ("block_causal", {"block": 32}, 515904),
+        ("full", {}, 1000000),
+    ],
+)
+def test_kept_pairs(name, params, count) -> None:
+    spec = example(name)
+    assert kept_pairs(cells.Cell(spec, 1, 1, 1, 1000, 1000), samples.params(spec, params), {}) == count
+
+
+def test_flops_count_kept_pairs_only() -> None:
+    cell = cells.usual_cell(example("causal"), 1024)
+    assert (cell.batch, cell.heads_q, cell.heads_kv) == (32, 16, 16)
+    assert cell.flops(1024 * 1025 / 2) == pytest.approx(4 * 32 * 16 * 128 * 1024 * 1025 / 2)
+
+
+@pytest.mark.parametrize("name", ["fa3", "fa4", "cudnn", "fa2"])
+def test_peers_refuse_what_they_have_no_word_for(name) -> None:
+    for spec in ("packing", "block_causal", "alibi", "off_by_one"):
+        with pytest.raises(Unsupported):
+            PEERS[name].prepare(case_of(spec, 16, 16)[0])
+
+
+def test_sdpa_peers_refuse_causal_with_other_alignment() -> None:
+    with pytest.raises(Unsupported, match="top-left"):
+        PEERS["cudnn"].prepare(case_of("causal", 16, 32)[0])
+
+
+def test_sdpa_call_is_the_same_attention() -> None:
+    """On CPU torch's math backend stands in for the GPU ones: layout, scale, GQA and mask are passed on rightly."""
+    from attngen.bench.peers import _sdpa
+
+    for name in ("full", "causal"):
+        case, arguments = case_of(name, 40, 40)
+        got = _sdpa("MATH")(case)()
+        exact = dense.attention(case.cell.spec, case.q, case.k, case.v, **arguments).o
+        assert got.shape == exact.shape and float((got - exact).abs().max()) < 1e-5
+
+
+def rows() -> list[Row]:
+    made = []
+    for i, (ours, peer) in enumerate(((700.0, 650.0), (300.0, 400.0))):
+        r = Row(f"causal d128 {i + 1}K b32 h16", "causal", {"batch": 32}, 0.5, ceiling=720.0)
+        r.tflops = {"attngen": ours, "fa3": peer}
+        r.spread = {k: (v - 10, v + 6) for k, v in r.tflops.items()}
+        r.milliseconds = {k: 1.0 for k in r.tflops}
+        r.absent = {"fa4": "not installed", **({"flex": "sink"} if i else {})}
+        made.append(r)
+    return made
+
+
+def test_report() -> None:
+    made = rows()
+    header, body = report.cells(made)
+    assert header == ["cell", "attngen", "fa3", "attngen / best peer", "matmul"]
+    assert body[0][1:] == ["700 ±8", "650 ±8", "1.077", "720"] and body[1][3] == "0.750"
+    assert report.absences(made) == ["fa4: not installed", "flex: sink (causal d128 2K b32 h16)"]
+    document = report.as_json(made, {"gpu": "x"}, {"rounds": 3})
+    json.dumps(document)
+    assert document["rows"][0]["ratio_to_best_peer"] == pytest.approx(700 / 650)
+    assert "| causal d128 1K b32 h16 | 700 ±8 |" in report.markdown(made, {"gpu": "x"})
+
+
+def test_bars_are_as_high_as_their_values() -> None:
+    svg = report.picture(rows(), {"gpu": "H200"}).svg()
+    root = ET.fromstring(svg)
+    bars = [e for e in root.iter("{http://www.w3.org/2000/svg}rect") if e.get("fill") == "#2a9d8f"]
+    heights = sorted(float(e.get("height", 0)) for e in bars)
+    assert heights[-1] / heights[-2] == pytest.approx(700 / 300, rel=0.01)
+
+
+def test_without_a_gpu_it_is_the_environment(monkeypatch) -> None:
+    from typer.testing import CliRunner
+
+    from attngen.cli.main import app
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    done = CliRunner().invoke(app, ["bench", str(EXAMPLES / "causal.attn")])
+    assert done.exit_code == 3 and "needs a CUDA GPU" in done.stderr
+    assert CliRunner().invoke(app, ["bench"]).exit_code == 2
+    assert CliRunner().invoke(app, ["bench", "--grid", "--peers", "fa9"]).exit_code == 2
+    assert (
+        CliRunner().invoke(app, ["bench", str(EXAMPLES / "causal.attn"), "--heads", "6", "--heads-kv", "4"]).exit_code
+        == 2
+    )
