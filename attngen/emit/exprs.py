@@ -1,11 +1,12 @@
-"""Expressions as text: CuTe-DSL for the kernel, torch for its self-check. The only place that spells them."""
+"""Expressions as CuTe-DSL text for the kernel (`check_exprs` spells them for its self-check). No other place does."""
 
 from __future__ import annotations
 
 import keyword
+import math
 from collections.abc import Iterable
 
-from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, const, rewrite, walk
+from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, const, walk
 from attngen.ir.functions import FUNCTIONS, apply
 from attngen.ir.types import Type
 
@@ -34,12 +35,9 @@ _CUTE_CALLS: dict[str, str] = {
     "tanh": "tanh", "sigmoid": "sigmoid", "softplus": "softplus", "floor": "floor", "where": "select",
     "int": "Int32", "float": "Float32", "abs": "absolute",
 }  # fmt: skip
-_TORCH_CALLS: dict[str, str] = {
-    "floordiv": "floor_div", "mod": "torch.remainder", "exp": "torch.exp", "log": "torch.log", "log2": "torch.log2",
-    "sqrt": "torch.sqrt", "tanh": "torch.tanh", "sigmoid": "torch.sigmoid", "softplus": "torch.nn.functional.softplus",
-    "floor": "torch.floor", "where": "torch.where", "abs": "torch.abs", "min": "torch.minimum", "max": "torch.maximum",
-}  # fmt: skip
 
+
+_DSL_TYPES = {Type.BOOL: "Boolean", Type.INT: "Int32", Type.FLOAT: "Float32"}
 
 #: First character of the name of a part of an expression (see straight.py); no spec can write it.
 PART = "%"
@@ -96,6 +94,8 @@ class CutePrinter:
         if e.fn == "neg":
             return f"-{_wrap(args[0], _UNARY)}", _UNARY
         if e.fn == "not":
+            if isinstance(e.args[0], Const):  # `~True` is -2
+                return repr(not e.args[0].value), _CALL
             return f"~{_wrap(args[0], _UNARY)}", _UNARY
         texts = [a[0] for a in args]
         if e.fn in ("min", "max"):
@@ -107,40 +107,14 @@ class CutePrinter:
             )
         call = _CUTE_CALLS[e.fn]
         self.used.add(call)
+        if e.fn == "where" and all(isinstance(n, Const | Apply) for a in e.args[1:] for n in walk(a)):
+            # two Python numbers have no type of the DSL that `select` could take over
+            texts[1] = f"{_DSL_TYPES[e.type]}({texts[1]})"
         return f"{call}({', '.join(texts)})", _CALL
 
     @staticmethod
     def _minmax(which: str, kind: Type) -> str:
         return f"cute.arch.f{which}" if kind is Type.FLOAT else f"cutlass.{which}"
-
-
-class TorchPrinter(CutePrinter):
-    """Torch text (float64 and int64 tensors, broadcasting) for the self-check."""
-
-    def lowered(self, e: Expr) -> Expr:
-        return e
-
-    def _print(self, e: Expr) -> tuple[str, int]:
-        if isinstance(e, Load):
-            self.used.add("take")
-            indices = ", ".join(self._print(i)[0] for i in e.indices) or "0"
-            loaded = f"take({safe_name(e.tensor)}, {indices})"
-            return (f"{loaded}.double()", _CALL) if e.type is Type.FLOAT else (loaded, _CALL)
-        return super()._print(e)
-
-    def _apply(self, e: Apply) -> tuple[str, int]:
-        args = [self._print(a)[0] for a in e.args]
-        if e.fn in ("int", "float"):
-            return f"as_tensor({args[0]}).{'long' if e.fn == 'int' else 'double'}()", _CALL
-        if e.fn == "clamp":
-            low, high = (f"as_tensor({a})" for a in args[1:])
-            return f"torch.minimum(torch.maximum(as_tensor({args[0]}), {low}), {high})", _CALL
-        if e.fn in _TORCH_CALLS:
-            wrapped = [
-                f"as_tensor({a})" if isinstance(x, Const | Param) else a for a, x in zip(args, e.args, strict=True)
-            ]
-            return f"{_TORCH_CALLS[e.fn]}({', '.join(wrapped)})", _CALL
-        return super()._apply(e)
 
 
 def _literal(e: Const) -> str:
@@ -163,6 +137,10 @@ def _infix(fn: str, args: list[tuple[str, int]]) -> tuple[str, int]:
     return f"{left} {operator} {_wrap(args[1], strength + 1)}", strength
 
 
+#: What jumps where its float operand moves: a rounding error before it may become a whole step after it.
+STEPS = frozenset(("int", "floor", "lt", "le", "gt", "ge", "eq", "ne"))
+
+
 def lower(e: Expr) -> Expr:
     """Rewrites that make a kernel's expression cheaper and keep its value to within fp32 rounding.
 
@@ -171,22 +149,45 @@ def lower(e: Expr) -> Expr:
     `x / y` becomes `x * (1 / y)`, so that a divisor that does not move with the column costs one reciprocal a row, not
     one division an element; but not where a step follows (`STEPS`): 49 * (1 / 49) is below 1, and `int` of it is 0.
     """
+    return _lower(e, stepped=False)
 
-    def step(n: Expr) -> Expr:
-        if not isinstance(n, Apply):
-            return n
-        if n.fn == "float" and isinstance(n.args[0], Apply):
-            inner = n.args[0]
-            if inner.fn in ("add", "sub", "neg"):
-                return apply(inner.fn, *(step(apply("float", a)) for a in inner.args))
-        if n.fn == "div" and not _is_one(n.args[0]):
-            top, bottom = n.args
-            if isinstance(bottom, Const) and bottom.value:
-                return apply("mul", top, const(1.0 / float(bottom.value)))
+
+def _lower(e: Expr, stepped: bool) -> Expr:
+    if isinstance(e, Load):
+        return _with(e, "indices", tuple(_lower(i, stepped) for i in e.indices))
+    if not isinstance(e, Apply):
+        return e
+    below = stepped or e.fn in STEPS
+    return _lowered(_with(e, "args", tuple(_lower(a, below) for a in e.args)), stepped)
+
+
+def _with(e: Apply | Load, field: str, operands: tuple[Expr, ...]) -> Apply | Load:
+    return e if operands == getattr(e, field) else e.replace(**{field: operands})
+
+
+def _lowered(e: Apply | Load, stepped: bool) -> Expr:
+    if not isinstance(e, Apply):
+        return e
+    if e.fn == "float" and isinstance(e.args[0], Apply):
+        inner = e.args[0]
+        if inner.fn in ("add", "sub", "neg"):
+            return apply(inner.fn, *(_float(a) for a in inner.args))
+    if e.fn == "div" and not _is_one(e.args[0]):
+        top, bottom = e.args
+        if isinstance(bottom, Const) and bottom.value and (not stepped or _is_power_of_two(float(bottom.value))):
+            return apply("mul", top, const(1.0 / float(bottom.value)))
+        if not stepped:
             return apply("mul", top, apply("div", const(1.0), bottom))
-        return n
+    return e
 
-    return rewrite(e, step)
+
+def _float(e: Expr) -> Expr:
+    converted = apply("float", e)
+    return _lowered(converted, stepped=False) if isinstance(converted, Apply) else converted
+
+
+def _is_power_of_two(value: float) -> bool:
+    return abs(math.frexp(value)[0]) == 0.5
 
 
 def _is_one(e: Expr) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attngen.emit.exprs import TorchPrinter, safe_name
+from attngen.emit.check_exprs import ScalarPrinter, TorchPrinter
+from attngen.emit.exprs import safe_name
 from attngen.emit.straight import straight_line
-from attngen.ir.expr import Atom, Expr
+from attngen.ir.expr import Atom, Expr, params_of
 from attngen.ir.plan import PlanSet
 from attngen.ir.spec import AttentionSpec, ParamDecl, TensorDecl
 from attngen.ir.types import DType, Layout, Type
@@ -57,8 +58,13 @@ class CheckView:
     has_sink: bool
     sink: str
     has_epilogue: bool
+    epilogue_lines: tuple[str, ...]
     epilogue: str
+    has_scale_rule: bool
+    scale_lines: tuple[str, ...]
+    scale_rule: str
     scale: str
+    scale_arguments: str
     scalars: tuple[Scalar, ...]
     tensors: tuple[Captured, ...]
     extra: str
@@ -66,8 +72,6 @@ class CheckView:
     uses_floor_div: bool
     uses_take: bool
     free_dims: tuple[Scalar, ...]
-    scalar_names: str
-    scalar_count: int
 
 
 def check_view(plan_set: PlanSet) -> CheckView:
@@ -76,11 +80,13 @@ def check_view(plan_set: PlanSet) -> CheckView:
     printer = TorchPrinter()
     has_epilogue = not isinstance(spec.epilogue, Atom)
     exprs: list[Expr] = [spec.score, spec.mask, *([spec.sink] if spec.sink is not None else [])]
-    exprs += [spec.epilogue] if has_epilogue else []
     lines, texts = straight_line(printer, exprs, _ATOMS, from_problem=False)
+    epilogue_lines, (epilogue,) = straight_line(printer, [spec.epilogue], _ATOMS, from_problem=False)
     names = [safe_name(p.name) for p in spec.params] + [safe_name(t.name) for t in spec.tensors]
     free = sorted({d for t in spec.tensors for d in t.dims if isinstance(d, str)} - _KNOWN)
-    scale = straight_line(printer, [spec.scale], _ATOMS, from_problem=False)[1][0]
+    scale_lines, (scale,) = straight_line(ScalarPrinter(), [spec.scale], _ATOMS, from_problem=False)
+    has_rule = bool(scale_lines or params_of(spec.scale))
+    scalars = [safe_name(p.name) for p in spec.params]
     return CheckView(
         lines=lines,
         score=texts[0],
@@ -88,8 +94,13 @@ def check_view(plan_set: PlanSet) -> CheckView:
         has_sink=spec.sink is not None,
         sink=texts[2] if spec.sink is not None else "",
         has_epilogue=has_epilogue,
-        epilogue=texts[-1] if has_epilogue else "",
-        scale=scale,
+        epilogue_lines=epilogue_lines if has_epilogue else (),
+        epilogue=epilogue if has_epilogue else "",
+        has_scale_rule=has_rule,
+        scale_lines=scale_lines,
+        scale_rule=scale,
+        scale=f"default_scale(*extra[:{len(scalars)}])" if has_rule else scale,
+        scale_arguments=", ".join(scalars),
         scalars=tuple(Scalar(safe_name(p.name), _example(p)) for p in spec.params),
         tensors=tuple(Captured(safe_name(t.name), _maker(t, spec)) for t in spec.tensors),
         extra="".join(f", {n}" for n in names),
@@ -97,8 +108,6 @@ def check_view(plan_set: PlanSet) -> CheckView:
         uses_floor_div="floor_div" in printer.used,
         uses_take="take" in printer.used,
         free_dims=tuple(Scalar(f"dim_{d}", "64") for d in free),
-        scalar_names=", ".join(safe_name(p.name) for p in spec.params) + ("," if len(spec.params) == 1 else ""),
-        scalar_count=len(spec.params),
     )
 
 
