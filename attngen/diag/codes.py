@@ -28,7 +28,7 @@ _ROWS: tuple[Code, ...] = (
 
 #: Every row by code.
 CODES: dict[str, Code] = {row.code: row for row in _ROWS}
-assert len(CODES) == len(_ROWS), "a code is used twice"
+assert len(CODES) == len({row.slug for row in _ROWS}) == len(_ROWS), "a code or a slug is used twice"
 
 
 def find(text: str) -> Code | None:

@@ -144,7 +144,7 @@ take `grad`.
     ),
     Code(
         "E0217",
-        "bad-param",
+        "bad-declaration",
         "a param declaration, or an argument of a def, cannot be",
         """    param window: int >= 1 = 0       # the default must keep the bounds
     param cap: f32 = 50.0            # types are bool, int and float""",

@@ -157,7 +157,7 @@ CALL: tuple[Code, ...] = (
         "E0604",
         "not-a-tensor",
         "an argument that must be a torch tensor is something else",
-        "Convert it with torch.as_tensor.",
+        "q, k, v and captured tensors are torch tensors. Convert other arrays with torch.as_tensor.",
     ),
     Code(
         "E0605",
