@@ -53,22 +53,27 @@ def measure(
     target: str | None = None,
     build: Callable[..., Any] | None = None,
     with_host: bool = False,
+    device: str = "cuda",
+    ceiling_size: int = 8192,
 ) -> Row:
-    """Measure one cell on the current CUDA device. A kernel that cannot run is in `absent` with its reason."""
+    """Measure one cell on the current CUDA device. A kernel that cannot run is in `absent` with its reason.
+
+    `device="cpu"` measures the CPU reference and torch's CPU attention, for trying the benchmark itself.
+    """
     import torch
 
     from attngen import samples
 
     shape = samples.Shape(cell.batch, cell.heads_q, cell.heads_kv, cell.seqlen_q, cell.seqlen_kv)
-    q, k, v = samples.qkv(cell.spec, shape, device="cuda", seed=seed)
-    tensors = samples.tensors(cell.spec, shape, device="cuda", seed=seed)
+    q, k, v = samples.qkv(cell.spec, shape, device=device, seed=seed)
+    tensors = samples.tensors(cell.spec, shape, device=device, seed=seed)
     values = dict(params)
     case = Case(cell, features(cell.spec, values), q, k, v, values, tensors)
     pairs = kept_pairs(cell, values, tensors)
     row = Row(cell.label, cell.spec.name, shape.__dict__.copy(), pairs / max(1, cell.seqlen_q * cell.seqlen_kv))
     calls = _prepare(case, peers, row, build, target)
     slots = [timing.Slot(name, call) for name, call in calls.items()]
-    ceiling, ceiling_flops = timing.matmul_slot()
+    ceiling, ceiling_flops = timing.matmul_slot(device, ceiling_size)
     timing.interleave([*slots, ceiling], rounds, seed)
     row.ceiling = ceiling_flops / ceiling.timing().median_ms / 1e9
     flops = cell.flops(pairs)
@@ -80,14 +85,14 @@ def measure(
         if with_host:
             row.host_us[slot.name] = timing.host_us(slot.call, max(20, min(300, int(20 / max(t.median_ms, 1e-3)))))
     del slots, calls, case, q, k, v, tensors
-    torch.cuda.empty_cache()
+    if device == "cuda":
+        torch.cuda.empty_cache()
     return row
 
 
 def _prepare(
     case: Case, peers: Iterable[str], row: Row, build: Callable[..., Any] | None, target: str | None
 ) -> dict[str, Call]:
-    import torch
 
     from attngen import api
     from attngen.diag.diagnostic import AttnError
@@ -103,7 +108,7 @@ def _prepare(
             return attn(q, k, v, **case.params, **case.tensors)
 
         ours()
-        torch.cuda.synchronize()
+        _wait()
         calls[OURS] = ours
     except AttnError as fault:
         row.absent[OURS] = fault.diagnostics[0].message
@@ -119,7 +124,7 @@ def _prepare(
         try:
             call = peer.prepare(case)
             got = call().float()
-            torch.cuda.synchronize()
+            _wait()
         except Unsupported as why:
             row.absent[name] = str(why)
             continue
@@ -135,6 +140,13 @@ def _prepare(
                 continue
         calls[name] = call
     return calls
+
+
+def _wait() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def kept_pairs(cell: Cell, params: Mapping[str, Any], tensors: Mapping[str, Any], rows_at_once: int = 2048) -> float:

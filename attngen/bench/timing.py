@@ -51,9 +51,16 @@ class Slot:
 
 
 def run_once(call: Callable[[], Any], launches: int) -> float:
-    """Milliseconds a launch, by CUDA events around `launches` launches."""
+    """Milliseconds a launch: by CUDA events around `launches` launches, by the clock where there is no GPU."""
+    import time
+
     import torch
 
+    if not torch.cuda.is_available():
+        begun = time.perf_counter()
+        for _ in range(launches):
+            call()
+        return (time.perf_counter() - begun) * 1e3 / launches
     event: Any = torch.cuda.Event
     start, end = event(enable_timing=True), event(enable_timing=True)
     start.record()
@@ -73,12 +80,12 @@ def interleave(slots: Iterable[Slot], rounds: int, seed: int) -> None:
             slot.round()
 
 
-def matmul_slot(size: int = 8192) -> tuple[Slot, float]:
+def matmul_slot(device: str = "cuda", size: int = 8192) -> tuple[Slot, float]:
     """The ceiling: a bf16 matrix product, and its floating-point operations."""
     import torch
 
-    a = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
-    b = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
+    a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+    b = torch.randn(size, size, device=device, dtype=torch.bfloat16)
     out = torch.empty_like(a)
     return Slot("matmul", lambda: torch.matmul(a, b, out=out)), 2.0 * size**3
 
@@ -89,12 +96,13 @@ def host_us(call: Callable[[], Any], calls: int = 300) -> float:
 
     import torch
 
+    wait: Callable[[], Any] = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     found = []
     for _ in range(5):
-        torch.cuda.synchronize()
+        wait()
         start = time.perf_counter()
         for _ in range(calls):
             call()
         found.append((time.perf_counter() - start) / calls * 1e6)
-        torch.cuda.synchronize()
+        wait()
     return statistics.median(found)

@@ -209,3 +209,49 @@ def test_without_a_gpu_it_is_the_environment(monkeypatch) -> None:
         CliRunner().invoke(app, ["bench", str(EXAMPLES / "causal.attn"), "--heads", "6", "--heads-kv", "4"]).exit_code
         == 2
     )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tries the benchmark itself, on the CPU")
+def test_a_cell_is_measured_end_to_end(monkeypatch) -> None:
+    """build, agreement of the peers, interleaved rounds, report; the CPU reference stands in for the kernel."""
+    from attngen.bench import runner, timing
+    from attngen.bench.peers import Peer, _sdpa
+
+    def liar(case: Case):
+        return lambda: torch.zeros_like(case.q)
+
+    monkeypatch.setattr(timing, "SLOT_MS", 1.0)
+    monkeypatch.setattr(timing, "WARM_MS", 0.1)
+    monkeypatch.setitem(PEERS, "math", Peer("math", "", ("torch",), _sdpa("MATH")))
+    monkeypatch.setitem(PEERS, "liar", Peer("liar", "", ("torch",), liar))
+    monkeypatch.setitem(PEERS, "gone", Peer("gone", "", ("no_such_module_at_all",), liar))
+    cell = cells.Cell(example("causal"), 1, 4, 2, 96, 96)
+    row = runner.measure(
+        cell, ("math", "liar", "gone"), params={}, rounds=2, device="cpu", ceiling_size=64, with_host=True
+    )
+    assert set(row.tflops) == {"attngen", "math"} and all(v > 0 for v in row.tflops.values())
+    assert row.best_peer == "math" and row.ratio and row.ceiling > 0 and set(row.host_us) == {"attngen", "math"}
+    assert "something else" in row.absent["liar"] and row.absent["gone"] == "not installed"
+    assert row.kept_share == pytest.approx(97 / 192)
+    assert all(low <= row.tflops[n] <= high for n, (low, high) in row.spread.items())
+
+
+def test_rounds_are_shuffled_and_every_slot_warms_itself() -> None:
+    from attngen.bench import timing
+
+    log: list[str] = []
+    slots = []
+    for name in "abc":
+        slot = object.__new__(timing.Slot)
+        slot.name, slot.times, slot.launches, slot.warm = name, [], 2, 3
+        slot.call = lambda name=name: log.append(name)
+        slots.append(slot)
+    timing.interleave(slots, rounds=6, seed=0)
+    rounds = [log[i : i + 15] for i in range(0, len(log), 15)]
+    assert len(rounds) == 6 and all(len(s.times) == 6 for s in slots)
+    orders = [tuple(dict.fromkeys(r)) for r in rounds]
+    assert len(set(orders)) > 1
+    for r, order in zip(rounds, orders, strict=True):
+        assert "".join(r) == "".join(n * 5 for n in order), (
+            "three warm-up launches and two timed ones, one slot at a time"
+        )
