@@ -145,7 +145,12 @@ def bind(
     )
     _check_shapes(bound)
     bound = replace(bound, tensors=_tensors(bound, tensors or {}))
-    value = bound.value(spec.scale, bound.params) if scale is None else torch.as_tensor(scale, device=qs[0].device, dtype=dtype)
+    sizes = {"batch": torch.tensor(bound.sizes[0], device=qs[0].device)}
+    value = (
+        bound.value(spec.scale, {**bound.params, **sizes})
+        if scale is None
+        else torch.as_tensor(scale, device=qs[0].device, dtype=dtype)
+    )
     return replace(bound, scale=value.to(dtype))
 
 

@@ -23,7 +23,7 @@ from attngen.ref.binding import Binding, Part, ScoreSet, Several, bind
 from attngen.ref.dense import epilogue
 from attngen.ref.evaluate import Tensor
 
-ROWS, KEYS = 256, 512
+ROWS, KEYS = 128, 256
 _OUT = {DType.BF16: torch.bfloat16, DType.FP16: torch.float16, DType.F32: torch.float32}
 
 
@@ -58,13 +58,13 @@ def _rows(bound: Binding, forms: Mapping[Any, MaskForm], start: int, stop: int) 
     """o (B, rows, Hq, Dv) and lse of rows [start, stop)."""
     q_idx = torch.arange(start, stop, device=bound.q.device)
     env = bound.env(bound.sets[0].parts[0].k.shape[1], q_idx)
-    total: Tensor | float = 0.0
+    total = bound.q.new_zeros(())
     lses = []
     for s in bound.sets:
         o, lse = _softmax(bound, s, forms, q_idx, env)
         total = total + (o if s.weight is None else o * bound.value(s.weight, env))
         lses.append(lse)
-    out = epilogue(bound, torch.as_tensor(total), env).transpose(1, 2)
+    out = epilogue(bound, total, env).transpose(1, 2)
     return out, torch.stack(lses) if bound.spec.branches else lses[0]
 
 

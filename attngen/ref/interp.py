@@ -142,7 +142,7 @@ class _Execution:
         if not self.seqlen_kv or not len(g.batch) or not len(g.heads):
             return iter(())
         env = self.env(g, range(g.rows.start, g.rows.start))
-        env |= {"q_lo": torch.tensor(g.rows.start), "q_hi": torch.tensor(g.rows.stop - 1)}
+        env |= {n: env["seqlen_q"].new_tensor(at) for n, at in (("q_lo", g.rows.start), ("q_hi", g.rows.stop - 1))}
         bounds = [
             tuple(
                 int(self.bound.value(e, env).flatten()[0]) for e in (t.lower_min, t.lower_max, t.upper_min, t.upper_max)
