@@ -1,18 +1,28 @@
 """verify: facts checked on the emitted text against its plan.
 
-A failure is a bug in a template, never the fault of a user.
+A failure is a bug in a template, never the fault of a user. Everything is read from the syntax tree: what a spec says
+in its doc string or in a name cannot look like code.
 """
 
 from __future__ import annotations
 
 import ast
-import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from attngen.ir.plan import PlanSet
+from attngen.ir.types import DType
+from attngen.verify.ledger import dotted, ledger_faults
 
-_IMPORTS = {"copy", "math", "sys", "dataclasses", "types", "cuda", "cutlass", "torch", "time"}
-_ONCE = ("sQ", "sK", "sV", "sO", "BARRIER_TURN", "BARRIER_STORE", "ELEMENT", "PLANS", "LIMITS", "ATTN_META")
 LINE_LENGTH = 120
+_IMPORTS = {"copy", "math", "sys", "dataclasses", "types", "cuda", "cutlass", "torch", "time"}
+_CALLS = {"exec", "eval", "compile", "open", "input", "breakpoint", "globals", "setattr", "delattr", "__import__"}
+_ELEMENT = {DType.BF16: "BFloat16", DType.FP16: "Float16"}
+#: What the module must define, once.
+_MODULE = ("ATTN_META", "ELEMENT", "HEAD_DIM_QK", "HEAD_DIM_V", "BARRIER_TURN", "BARRIER_STORE", "PLANS", "LIMITS")
+#: Shared-memory tensors, defined once, in `kernel`.
+_BUFFERS = ("sQ", "sK", "sV", "sO")
 
 
 class SourceError(AssertionError):
@@ -20,7 +30,7 @@ class SourceError(AssertionError):
 
 
 def verify_source(text: str, plan_set: PlanSet) -> None:
-    """Check the emitted text: it parses, imports only what it may, and its barriers match the plan's ledger.
+    """Check the emitted text: it parses, imports and calls only what it may, and says what its plan says.
 
     Raises: SourceError.
     """
@@ -31,54 +41,145 @@ def verify_source(text: str, plan_set: PlanSet) -> None:
 
 def source_faults(text: str, plan_set: PlanSet) -> list[str]:
     """Everything wrong with the text."""
-    out: list[str] = []
     try:
         tree = ast.parse(text)
-        compile(text, "<generated>", "exec")
-    except SyntaxError as fault:
-        return [f"line {fault.lineno} does not parse: {fault.msg}"]
-    for node in ast.walk(tree):
+        compile(tree, "<generated>", "exec")
+    except (SyntaxError, ValueError) as fault:
+        line = fault.lineno if isinstance(fault, SyntaxError) else 0
+        return [f"line {line} does not parse: {fault}"]
+    nodes = tuple(ast.walk(tree))
+    return [
+        *_reach(nodes),
+        *_statements(tree),
+        *_names(tree, nodes, plan_set),
+        *_numbers(tree, plan_set),
+        *ledger_faults(tree, plan_set.plans[0]),
+        *_long_lines(text),
+    ]
+
+
+def _long_lines(text: str) -> list[str]:
+    long = [i for i, line in enumerate(text.splitlines(), 1) if len(line) > LINE_LENGTH]
+    return [f"line {i} is longer than {LINE_LENGTH}" for i in long[:3]]
+
+
+def _reach(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    """Imports and calls outside the allow-lists."""
+    for node in nodes:
         roots: list[str] = []
         if isinstance(node, ast.Import):
             roots = [a.name.split(".")[0] for a in node.names]
         elif isinstance(node, ast.ImportFrom):
             roots = [(node.module or "").split(".")[0]]
-        out += [f"imports {r}" for r in roots if r not in _IMPORTS]
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id in {"exec", "eval", "open", "__import__"}
-        ):
-            out.append(f"calls {node.func.id}")
-    for scope in (n for n in ast.walk(tree) if isinstance(n, ast.Module | ast.ClassDef)):
-        names = [n.name for n in scope.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
-        out += [f"defines {n} twice" for n in sorted(set(names)) if names.count(n) > 1]
-    for word in _ONCE[4:]:
-        assigned = len(re.findall(rf"^{word} = ", text, re.M))
-        if assigned != 1:
-            out.append(f"{word} is defined {assigned} times")
-    # the ledger: every pipeline is acquired or announced by the producer and released by the consumers
-    load, rest = _method(text, "load_tile") + _method(text, "load_kv") + _method(text, "load"), text
-    for ring in ("k", "v"):
-        if f"rings.{ring}," not in load:
-            out.append(f"producer never fills pipeline {ring}")
-        if f"rings.{ring}.wait(" not in rest or f"rings.{ring}.release(" not in rest:
-            out.append(f"consumers never wait for or release pipeline {ring}")
-    if rest.count("rings.q_empty + wg") != 1:
-        out.append("Q slices are not given back exactly once")
-    wanted = plan_set.plans[0].schedule.pingpong
-    if ("self.next" in text) != wanted:
-        out.append("ping-pong differs from the plan")
-    out += [
-        f"line {i} is longer than {LINE_LENGTH}"
-        for i, line in enumerate(text.splitlines(), 1)
-        if len(line) > LINE_LENGTH
-    ][:3]
-    if "postponed" in text or "from __future__" in text:
-        out.append("postponed annotations break @cute.struct")
-    return out
+        for root in roots:
+            if root == "__future__":
+                yield "postponed annotations break @cute.struct"
+            elif root not in _IMPORTS:
+                yield f"imports {root or 'a neighbour'}"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _CALLS:
+            yield f"calls {node.func.id}"
 
 
-def _method(text: str, name: str) -> str:
-    found = re.search(rf"^    def {name}\(.*?(?=^    (?:@|def )|^\S|\Z)", text, re.M | re.S)
-    return found.group(0) if found else ""
+def _statements(tree: ast.Module) -> Iterator[str]:
+    """At module level stand a docstring, imports, constants, definitions and the main guard; nothing runs on import."""
+    for i, node in enumerate(tree.body):
+        doc = i == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        guard = isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+        plain = isinstance(node, ast.Import | ast.ImportFrom | ast.Assign | ast.FunctionDef | ast.ClassDef)
+        if not (doc or guard or plain):
+            yield f"line {node.lineno} runs on import: {type(node).__name__}"
+
+
+def _names(tree: ast.Module, nodes: Sequence[ast.AST], plan_set: PlanSet) -> Iterator[str]:
+    """Definitions that must stand once."""
+    for scope in (n for n in nodes if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef)):
+        names = Counter(n.name for n in scope.body if isinstance(n, ast.FunctionDef | ast.ClassDef))
+        yield from (f"defines {n} twice" for n, count in sorted(names.items()) if count > 1)
+    module = Counter(n for node in tree.body if isinstance(node, ast.Assign) for n in _targets(node))
+    for word in sorted({*_MODULE, *module}):
+        if module[word] != 1:
+            yield f"{word} is defined {module[word]} times"
+    kernel = _method(tree, "AttentionForward", "kernel")
+    anywhere = Counter(n for node in nodes if isinstance(node, ast.Assign) for n in _targets(node))
+    here = Counter(n for node in ast.walk(kernel) if isinstance(node, ast.Assign) for n in _targets(node))
+    for word in _BUFFERS:
+        # the branch of `own buffer or Q's` is taken by the template: one definition is left
+        if here[word] != 1 or anywhere[word] != 1:
+            yield f"{word} is defined {here[word]} times in kernel, {anywhere[word]} in all"
+    own = not plan_set.plans[0].memory.o_in_q
+    fields = [
+        n.target.id
+        for scope in nodes
+        if isinstance(scope, ast.ClassDef) and scope.name == "SharedStorage"
+        for n in scope.body
+        if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
+    ]
+    wanted = ["mbarriers", "next_tile", "sQ", *(["sO"] if own else []), "sK", "sV"]
+    if fields != wanted:
+        yield f"shared memory holds {', '.join(fields)}, the plan {', '.join(wanted)}"
+
+
+def _targets(node: ast.Assign) -> list[str]:
+    stored = [n for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    return [n.id for n in stored]
+
+
+def _method(tree: ast.Module, owner: str, name: str) -> ast.AST:
+    for scope in tree.body:
+        if isinstance(scope, ast.ClassDef) and scope.name == owner:
+            for node in scope.body:
+                if isinstance(node, ast.FunctionDef) and node.name == name:
+                    return node
+    return ast.Module(body=[], type_ignores=[])
+
+
+def _numbers(tree: ast.Module, plan_set: PlanSet) -> Iterator[str]:
+    """Numbers of the text that differ from the plan's."""
+    values = {
+        n.targets[0].id: n.value for n in tree.body if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name)
+    }
+    first = plan_set.plans[0].compute
+    barriers = {b.name: b.id for b in plan_set.plans[0].schedule.named_barriers}
+    wanted: dict[str, Any] = {
+        "HEAD_DIM_QK": first.head_dim_qk_padded,
+        "HEAD_DIM_V": first.head_dim_v_padded,
+        "LIMITS": plan_set.limits,
+        "BARRIER_STORE": barriers["store of warpgroup 0"],
+        "BARRIER_TURN": barriers.get("turn of warpgroup 0", 1),
+    }
+    for name, value in wanted.items():
+        if name in values and _literal(values[name]) != value:
+            yield f"{name} is {ast.unparse(values[name])}, the plan says {value}"
+    if "ELEMENT" in values and dotted(values["ELEMENT"]) != _ELEMENT[first.dtype]:
+        yield f"ELEMENT is {ast.unparse(values['ELEMENT'])}, the plan says {_ELEMENT[first.dtype]}"
+    calls = [n for n in ast.walk(values["PLANS"]) if isinstance(n, ast.Call)] if "PLANS" in values else []
+    if len(calls) != len(plan_set.plans):
+        yield f"PLANS has {len(calls)} entries, the plan {len(plan_set.plans)}"
+    for i, (call, p) in enumerate(zip(calls, plan_set.plans, strict=False)):
+        stated = {k.arg or "**": _literal(k.value) for k in call.keywords}
+        planned = {
+            "warpgroups": p.compute.warpgroups,
+            "tile_n": p.compute.tile_n,
+            "kv_stages": p.memory.kv_stages,
+            "producer_registers": p.schedule.roles[0].registers,
+            "consumer_registers": p.schedule.roles[-1].registers,
+            "l2_group_bytes": p.schedule.l2_group_bytes,
+            "wait_hint": p.schedule.wait_hint,
+        }
+        for field in sorted(stated.keys() | planned.keys()):
+            if stated.get(field) != planned.get(field):
+                yield f"PLANS[{i}].{field} is {stated.get(field)}, the plan says {planned.get(field)}"
+    meta = _literal(values["ATTN_META"]) if "ATTN_META" in values else None
+    if not isinstance(meta, dict):
+        yield "ATTN_META is no plain literal"
+    elif meta.get("name") != plan_set.spec.name or meta.get("limits") != list(plan_set.limits):
+        yield "ATTN_META names another spec or other limits"
+    elif [p.get("name") for p in meta.get("plans", ())] != [p.name for p in plan_set.plans]:
+        yield "ATTN_META lists other plans"
+
+
+def _literal(e: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(e)
+    except ValueError:
+        return None

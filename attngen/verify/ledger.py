@@ -1,0 +1,127 @@
+"""verify: the synchronisation of the emitted text against the plan's ledger, call by call.
+
+Every wait, release, announcement and arrival is written once, in the role that the plan gives it. `events` reads
+them from the text, `wanted` derives them from the plan; the two must be equal, method by method.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+
+from attngen.ir.plan import KernelPlan
+
+Events = dict[str, Counter[str]]
+
+#: Call -> (what it does, index of the argument that names the barrier).
+_BARRIER_CALLS = {
+    "mbarrier_wait": "wait",
+    "cute.arch.mbarrier_wait": "wait",
+    "cute.arch.mbarrier_arrive": "arrive",
+    "cute.arch.mbarrier_arrive_and_expect_tx": "announce",
+    "cute.arch.mbarrier_init": "init",
+}
+_NAMED_CALLS = {"cute.arch.barrier": "sync", "cute.arch.barrier_arrive": "arrive"}
+_METHODS = ("rings.k.", "rings.v.", "ring.acquire", "turn.wait", "turn.pass_on", "w.turn.wait", "w.turn.pass_on")
+
+
+def events(tree: ast.Module) -> Events:
+    """Synchronising calls of each method of the kernel class and of its helpers, named `what is meant` + operation."""
+    found: Events = {}
+    for scope in tree.body:
+        if isinstance(scope, ast.ClassDef):
+            for method in scope.body:
+                if isinstance(method, ast.FunctionDef):
+                    seen = Counter(e for n in ast.walk(method) if isinstance(n, ast.Call) and (e := _event(n)))
+                    if seen:
+                        found[f"{scope.name}.{method.name}"] = seen
+    return found
+
+
+def _event(call: ast.Call) -> str | None:
+    name = dotted(call.func)
+    if name in _BARRIER_CALLS and call.args:
+        event = f"{_base(call.args[0])} {_BARRIER_CALLS[name]}"
+        return f"{event} {ast.unparse(call.args[1])}" if _BARRIER_CALLS[name] == "init" else event
+    if name in _NAMED_CALLS:
+        given = {k.arg: k.value for k in call.keywords}
+        barrier = _base(given["barrier_id"]) if "barrier_id" in given else "cta"
+        threads = f" {ast.unparse(given['number_of_threads'])}" if "number_of_threads" in given else ""
+        return f"{barrier} {_NAMED_CALLS[name]}{threads}"
+    if name == "self.load_kv" and len(call.args) > 1:
+        return f"{dotted(call.args[1])} fill"
+    if name.startswith(_METHODS):
+        owner, _, operation = name.removeprefix("w.").rpartition(".")
+        return f"{owner} {operation}"
+    return None
+
+
+def _base(e: ast.expr) -> str:
+    """`rings.q_full + wg` -> `rings.q_full`."""
+    return dotted(e.left) if isinstance(e, ast.BinOp) else dotted(e)
+
+
+def dotted(e: ast.expr) -> str:
+    """`a.b.c` of an attribute chain; empty for anything else."""
+    if isinstance(e, ast.Name):
+        return e.id
+    return f"{dotted(e.value)}.{e.attr}" if isinstance(e, ast.Attribute) else ""
+
+
+def wanted(plan: KernelPlan) -> Events:
+    """The calls that the plan's ledger asks for."""
+    arrivals = {p.name: p.empty_arrivals for p in plan.schedule.pipelines}
+    threads = {"store": 128, "turn": 256}
+    q_arrive = Counter({"rings.q_empty arrive": 1})
+    own = not plan.memory.o_in_q
+    runs = plan.mask.walk == "runs"
+    turn = Counter({"turn wait": 1, "turn pass_on": 1} if plan.schedule.pingpong else {})
+    start = Counter({f"BARRIER_TURN arrive {threads['turn']}": 1} if plan.schedule.pingpong else {})
+    both = Counter({f"rings.{ring} {operation}": 1 for ring in "kv" for operation in ("wait", "release")})
+    first = Counter({"rings.k wait": 1, "rings.k release": 1})
+    last = Counter({"rings.v wait": 1, "rings.v release": 1})
+    methods: Events = {
+        "kernel": Counter(
+            {
+                "rings.q_full init 1": 1,
+                f"rings.q_empty init {arrivals['q']}": 1,
+                "ring.full init 1": 1,
+                "ring.empty init warps": 1,
+                "next_tile.full init 1": 1,
+                "next_tile.empty init warps": 1,
+                "cta sync": 1,
+            }
+        ),
+        "load": Counter({"next_tile.empty wait": 1, "next_tile.full arrive": 1}),
+        "load_tile": Counter(
+            {"rings.q_empty wait": 1, "rings.q_full announce": 1, "rings.k fill": 2, "rings.v fill": 2}
+        ),
+        "load_kv": Counter({"ring acquire": 1}),
+        "consume": start + Counter({"next_tile.full wait": 1, "next_tile.empty arrive": 1}),
+        "attend": last + Counter({"rings.q_full wait": 1}) + (q_arrive if own else Counter()),
+        "first_tile": first,
+        "step": both + turn,
+        "store_o": Counter({f"BARRIER_STORE sync {threads['store']}": 2}) + (Counter() if own else q_arrive),
+    }
+    if plan.mask.ranges_per_warpgroup and not runs:
+        methods["pass_tile"] = both + turn
+    classes = {f"AttentionForward.{name}": calls for name, calls in methods.items()}
+    classes["Ring.acquire"] = Counter({"self.empty wait": 1, "self.full announce": 1})
+    classes["Ring.wait"] = Counter({"self.full wait": 1})
+    classes["Ring.release"] = Counter({"self.empty arrive": 1})
+    if plan.schedule.pingpong:
+        classes["Turn.wait"] = Counter({f"BARRIER_TURN sync {threads['turn']}": 1})
+        classes["Turn.pass_on"] = Counter({f"BARRIER_TURN arrive {threads['turn']}": 1})
+    return classes
+
+
+def ledger_faults(tree: ast.Module, plan: KernelPlan) -> list[str]:
+    """Every method whose synchronising calls are not those of the ledger."""
+    found, ledger = events(tree), wanted(plan)
+    out = []
+    for method in sorted(found.keys() | ledger.keys()):
+        has, asks = found.get(method, Counter()), ledger.get(method, Counter())
+        for event in sorted(has.keys() | asks.keys()):
+            if has[event] != asks[event]:
+                out.append(f"{method}: `{event}` stands {has[event]} times, the ledger asks for {asks[event]}")
+    return out
