@@ -101,11 +101,12 @@ def _underlined(label: Label, mark: str) -> tuple[str, str]:
     raw = source.line(line).rstrip("\r")
     end_line, end_column = source.line_col(label.span.end)
     last = end_column - 1 if end_line == line else len(raw)
-    before, inside, after = (_widen(raw[a:b]) for a, b in ((0, column - 1), (column - 1, last), (last, len(raw))))
-    if len(before) + len(inside) + len(after) > _WIDEST:
+    before, inside, after = raw[: column - 1], raw[column - 1 : last], raw[last:]
+    if len(raw) > _WIDEST:
         before = "…" + before[-40:] if len(before) > 41 else before
         inside = inside[:79] + "…" if len(inside) > 80 else inside
         after = after[:39] + "…" if len(after) > 40 else after
+    before, inside, after = _widen(before), _widen(inside), _widen(after)
     under = " " * _cells(before) + mark * max(1, _cells(inside))
     return before + inside + after, f"{under} {visible(label.text)}".rstrip()
 

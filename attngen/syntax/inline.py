@@ -50,6 +50,7 @@ def lookup(t: Typer, node: ast.Name) -> Value | None:
 
 
 def unknown(t: Typer, name: str, span: Span) -> None:
+    """A name that nothing declares: say what was probably meant."""
     helps, notes = [], []
     if name in words.FOREIGN:
         helps.append(words.FOREIGN[name])
@@ -73,6 +74,7 @@ def unknown(t: Typer, name: str, span: Span) -> None:
 
 
 def visible(t: Typer) -> list[str]:
+    """Names that an expression may read at this place."""
     local = [*t.call.args] if t.call else [*t.names.params, *t.names.tensors, *t.names.lets]
     return [
         *local,
@@ -85,6 +87,7 @@ def visible(t: Typer) -> list[str]:
 
 
 def call(t: Typer, node: ast.Call) -> Typed | None:
+    """Type `f(…)`: a function of the table, or a def to inline."""
     name = node.name.text
     if words.callable_name(name):
         wanted = words.arity(name)
@@ -109,6 +112,7 @@ def call(t: Typer, node: ast.Call) -> Typed | None:
 
 
 def not_callable(t: Typer, node: ast.Call) -> None:
+    """A call of something that cannot be called."""
     name, span = node.name.text, node.name.span
     if t.call is None and name in t.names.tensors:
         t.fault(
@@ -123,6 +127,7 @@ def not_callable(t: Typer, node: ast.Call) -> None:
 
 
 def arity(t: Typer, node: ast.Call, wanted: int | None, shown: str, define: ast.Define | None = None) -> None:
+    """A wrong number of arguments; `wanted` is None for a def used without parentheses."""
     also = [Label(define.name.span, "defined here")] if define else []
     if wanted is None:
         t.fault(
@@ -148,6 +153,7 @@ def arity(t: Typer, node: ast.Call, wanted: int | None, shown: str, define: ast.
 def inline(
     t: Typer, define: ast.Define, nodes: tuple[ast.SurfaceExpr, ...], at: Span, bare: bool = False
 ) -> Typed | None:
+    """The body of a def over its arguments, typed where the call stands."""
     if bare and define.formals is not None:
         shown = f"{define.name.text}({', '.join(f.name.text for f in define.formals)})"
         t.fault(
@@ -186,6 +192,7 @@ def inline(
 
 
 def argument(t: Typer, formal: ast.Formal, node: ast.SurfaceExpr) -> Value | None:
+    """One argument of a def: a typed value, or a tensor by name."""
     value = lookup(t, node) if isinstance(node, ast.Name) else t.type(node)
     kind = formal.type.text if formal.type else None
     if value is None or kind is None:
@@ -222,6 +229,7 @@ def argument(t: Typer, formal: ast.Formal, node: ast.SurfaceExpr) -> Value | Non
 
 
 def bounded(t: Typer, e: Expr, bound: ast.Bound, formal: ast.Formal, at: Span) -> None:
+    """Check a literal against a bound of a formal; leave the bound with a param for its declaration."""
     if isinstance(e, Param):
         t.param_bounds.setdefault(e.name, []).append((bound, formal, at))
     elif isinstance(e, Const):
@@ -239,6 +247,7 @@ def bounded(t: Typer, e: Expr, bound: ast.Bound, formal: ast.Formal, at: Span) -
 
 
 def load(t: Typer, node: ast.Load) -> Typed | None:
+    """Type `t[…]`: one int index for each axis."""
     value = lookup(t, ast.Name(node.name.text, node.name.span))
     indices = [t.type(i) for i in node.indices]
     if value is None:
@@ -275,6 +284,7 @@ def load(t: Typer, node: ast.Load) -> Typed | None:
 
 
 def index(t: Typer, tensor: TensorDecl, axis: int, index: Typed | None, node: ast.SurfaceExpr) -> bool:
+    """Whether an index is an int and, where it is a literal, inside its axis."""
     if index is None:
         return False
     if index.expr.type is not Type.INT:
