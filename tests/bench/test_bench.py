@@ -226,11 +226,10 @@ def test_a_cell_is_measured_end_to_end(monkeypatch) -> None:
     monkeypatch.setitem(PEERS, "liar", Peer("liar", "", ("torch",), liar))
     monkeypatch.setitem(PEERS, "gone", Peer("gone", "", ("no_such_module_at_all",), liar))
     cell = cells.Cell(example("causal"), 1, 4, 2, 96, 96)
-    row = runner.measure(
-        cell, ("math", "liar", "gone"), params={}, rounds=2, device="cpu", ceiling_size=64, with_host=True
-    )
+    row = runner.measure(cell, ("math", "liar", "gone"), params={}, rounds=2, device="cpu", ceiling_size=64)
     assert set(row.tflops) == {"attngen", "math"} and all(v > 0 for v in row.tflops.values())
-    assert row.best_peer == "math" and row.ratio and row.ceiling > 0 and set(row.host_us) == {"attngen", "math"}
+    assert row.best_peer == "math" and row.ratio and row.ceiling > 0
+    assert timing.host_us(lambda: None, 10) < 1000
     assert "something else" in row.absent["liar"] and row.absent["gone"] == "not installed"
     assert row.kept_share == pytest.approx(97 / 192)
     assert all(low <= row.tflops[n] <= high for n, (low, high) in row.spread.items())
