@@ -160,7 +160,9 @@ def _override(spec: AttentionSpec, options: Options) -> AttentionSpec:
 
     fields: dict[str, object] = {}
     if "head_dim" in changes:
-        fields = {"head_dim_qk": changes["head_dim"], "head_dim_v": changes["head_dim"]}
+        fields = {"head_dim_qk": changes["head_dim"]}
+        if spec.head_dim_v == spec.head_dim_qk:
+            fields["head_dim_v"] = changes["head_dim"]
         if spec.scale == const(1.0 / math.sqrt(spec.head_dim_qk)):
             fields["scale"] = const(1.0 / math.sqrt(options.head_dim or 1))
     if "head_dim_v" in changes:

@@ -40,7 +40,9 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    head_dim: HeadDim | None = Field(None, description="head dimension of q and k, and of v unless head_dim_v is given")
+    head_dim: HeadDim | None = Field(
+        None, description="head dimension of q and k, and of v unless the spec or head_dim_v gives v its own"
+    )
     head_dim_v: HeadDim | None = Field(None, description="head dimension of v and o")
     dtype: Annotated[Literal["bf16", "fp16"], BeforeValidator(_dtype)] | None = Field(
         None, description="element type of q, k, v and o: bf16 or fp16 (torch's dtypes are understood)"

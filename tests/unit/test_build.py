@@ -121,6 +121,10 @@ def test_overrides_reach_spec_and_schedule() -> None:
     assert (spec.schedule.tile_m, spec.schedule.tile_n, spec.schedule.sm_margin) == (192, 128, 4)
     again = api.resolve(api.resolve(CAUSAL, None, Options()), None, options)
     assert again == spec, "an override means the same for a spec that is already resolved"
+    mla = CAUSAL.replace("head_dim = 64", "head_dim = 192, v = 128\n  scale = 0.5")
+    for given in ({"head_dim": 64}, {"head_dim": 64, "head_dim_v": 32}, {"head_dim_v": 64}, {}):
+        wanted = api.resolve(mla, None, Options.parse(given))
+        assert api.resolve(api.resolve(mla, None, Options()), None, Options.parse(given)) == wanted, given
     hinted = api.resolve(WINDOWED, None, Options.parse({"tile": "auto"}))
     assert hinted.schedule.tile_m is None and api.resolve(WINDOWED, None, Options()).schedule.tile_m == 128
     source = attngen.compile(CAUSAL, head_dim=128, dtype="fp16")
@@ -401,3 +405,27 @@ def test_every_code_of_this_part_is_explained() -> None:
     assert raised and raised <= set(CODES), raised - set(CODES)
     ours = {c for c in CODES if "E0501" <= c <= "E0539" or "E0601" <= c <= "E0619"}
     assert ours <= raised, ours - raised
+
+
+@pytest.mark.parametrize("example", ["gpt_oss", "t5", "packing", "whisper"])
+def test_examples_run_eagerly_and_compiled_on_a_laptop(example: str) -> None:
+    """Params, captured tensors, sinks, sorted promises and layouts, through the checks and through torch.compile."""
+    import torch
+
+    from attngen import resources, samples
+
+    attn = attngen.build(resources.root() / "examples" / f"{example}.attn")
+    spec = attn.spec
+    g = torch.Generator().manual_seed(0)
+
+    def tensor(heads: int, seqlen: int, head_dim: int) -> Any:
+        x = torch.randn(2, seqlen, heads, head_dim, generator=g).bfloat16()
+        return x.transpose(1, 2) if spec.layout is Layout.BHSD else x
+
+    q, k, v = tensor(4, 40, spec.head_dim_qk), tensor(2, 56, spec.head_dim_qk), tensor(2, 56, spec.head_dim_v)
+    named = {**samples.params(spec), **samples.tensors(spec, samples.Shape(2, 4, 2, 40, 56))}
+    torch._dynamo.reset()
+    with torch.no_grad():
+        o = attn(q, k, v, **named, check=True)
+        compiled = torch.compile(lambda q, k, v: attn(q, k, v, **named), fullgraph=True, backend="aot_eager")(q, k, v)
+    assert torch.equal(o, compiled) and bool(o.isfinite().all()) and float(o.float().std()) > 0.01
