@@ -19,10 +19,10 @@ from attngen.ir.plan import KernelPlan, PlanSet, Rescale
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout, Type
 
-_ELEMENT = {DType.BF16: ("BFloat16", "bf16x2"), DType.FP16: ("Float16", "f16x2")}
+_ELEMENT = {DType.BF16: ("cutlass.BFloat16", "bf16x2"), DType.FP16: ("cutlass.Float16", "f16x2")}
 _TENSOR_TYPES = {
-    DType.BF16: "BFloat16",
-    DType.FP16: "Float16",
+    DType.BF16: "cutlass.BFloat16",
+    DType.FP16: "cutlass.Float16",
     DType.F32: "Float32",
     DType.I32: "Int32",
     DType.BOOL: "Boolean",
@@ -43,6 +43,11 @@ class Clause:
 
     lower: str
     upper: str
+
+    @property
+    def is_short(self) -> bool:
+        """Both fit one line."""
+        return len(self.lower) + len(self.upper) < 96
 
 
 @dataclass(frozen=True)
