@@ -34,7 +34,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import BFloat16, Boolean, Float16, Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
 from cutlass._mlir.dialects import arith
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
@@ -50,7 +50,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "09651213de96b580f596fbc7a13a3456037f4e96bf39347604d83fb769d2b5ac",
-    "body_sha256": "4799ffa3ff35f94fdceae2e327e4209686847e2f49c1708110a3fca683f3e390",
+    "body_sha256": "3fd1b78c111a87aacabc011df2da645753e31910207ec543edd87aa5cae1e97f",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -67,7 +67,7 @@ ATTN_META = {
     "limits": [1024],
 }
 
-ELEMENT = BFloat16
+ELEMENT = cutlass.BFloat16
 ELEMENT_BYTES = 2
 HEAD_DIM_QK = 128
 HEAD_DIM_V = 128
@@ -127,7 +127,8 @@ LIMITS = (1024,)  # PLANS[i] serves max(seqlen_q, seqlen_kv) <= LIMITS[i], the l
 @dsl_user_op
 def select(condition, a, b, *, loc=None, ip=None):
     """`a if condition else b` as one SEL/FSEL instruction: no branch."""
-    kind = type(a) if isinstance(a, cutlass.Numeric) else type(b) if isinstance(b, cutlass.Numeric) else Float32
+    literal = Int32 if isinstance(a, int) and isinstance(b, int) else Float32
+    kind = next((type(x) for x in (a, b) if isinstance(x, cutlass.Numeric)), literal)
     value = arith.select(
         Boolean(condition).ir_value(loc=loc, ip=ip),
         kind(a).ir_value(loc=loc, ip=ip),
@@ -736,10 +737,7 @@ class AttentionForward:
         """Per clause, the keys [lower, upper) that row q_idx keeps."""
         seqlen_kv = p.seqlen_kv
         return (
-            (
-                0,
-                seqlen_kv,
-            ),
+            (0, seqlen_kv),
         )
 
     def apply_mask(self, w, n_block):
@@ -857,7 +855,7 @@ def reference(torch, q, k, v, softmax_scale):
         return torch.arange(extent, device=device).reshape(-1, *[1] * trailing)
 
     def as_tensor(x):
-        return torch.as_tensor(x, device=device)
+        return torch.as_tensor(x, device=device, dtype=torch.float64 if isinstance(x, float) else None)
 
     b, h, q_idx, kv_idx = index(batch, 3), index(heads_q, 2), index(seqlen_q, 1), index(seqlen_kv, 0)
     h_kv, q_pos = h // (heads_q // heads_kv), q_idx + seqlen_kv - seqlen_q
@@ -912,7 +910,6 @@ def main():
         f = compile_plan(index)
         for shape in ((2, 4, 2, 333, 517), (1, 6, 2, 1024, 1024), (1, 2, 2, 200, 77)):
             q, k, v, extra = inputs(torch, *shape)
-
             o, lse = launch(torch, f, q, k, v, extra, 0.08838834764831843)
             ref_o, ref_lse, _ = reference(torch, q, k, v, 0.08838834764831843, *extra)
             error = ((o.double() - ref_o).norm() / ref_o.norm().clamp_min(1e-30)).item()
@@ -923,7 +920,6 @@ def main():
             ok &= good
             print(f"plan {index}  {shape}  O {error:.2e}  LSE {error_lse:.2e}  {'ok' if good else 'WRONG'}")
         q, k, v, extra = inputs(torch, 2, 16, 16, seqlen, seqlen)
-
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         times = []
         for _ in range(12):

@@ -37,7 +37,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import BFloat16, Boolean, Float16, Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
 from cutlass._mlir.dialects import arith
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
@@ -53,7 +53,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "ab7efb4d26c195b234ba98ec0eadc128a46ebfb856443c937fadc10ba0da8463",
-    "body_sha256": "9bc9494d28e9935d86a0fe7f28566451b2c3129f9ffa6b8fa26f7b35b035dd14",
+    "body_sha256": "7b0ef8dacb7d4e401e8d69aeac00921b39908e7254949dbabae9544e6c715348",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -74,7 +74,7 @@ ATTN_META = {
     "limits": [2048],
 }
 
-ELEMENT = BFloat16
+ELEMENT = cutlass.BFloat16
 ELEMENT_BYTES = 2
 HEAD_DIM_QK = 64
 HEAD_DIM_V = 64
@@ -134,7 +134,8 @@ LIMITS = (2048,)  # PLANS[i] serves max(seqlen_q, seqlen_kv) <= LIMITS[i], the l
 @dsl_user_op
 def select(condition, a, b, *, loc=None, ip=None):
     """`a if condition else b` as one SEL/FSEL instruction: no branch."""
-    kind = type(a) if isinstance(a, cutlass.Numeric) else type(b) if isinstance(b, cutlass.Numeric) else Float32
+    literal = Int32 if isinstance(a, int) and isinstance(b, int) else Float32
+    kind = next((type(x) for x in (a, b) if isinstance(x, cutlass.Numeric)), literal)
     value = arith.select(
         Boolean(condition).ir_value(loc=loc, ip=ip),
         kind(a).ir_value(loc=loc, ip=ip),
@@ -796,10 +797,7 @@ class AttentionForward:
         q_pos = q_idx + p.seqlen_kv - p.seqlen_q
         window = p.window
         return (
-            (
-                q_pos - cutlass.min(window, 1073741824) + 1,
-                q_pos + 1,
-            ),
+            (q_pos - cutlass.min(window, 1073741824) + 1, q_pos + 1),
         )
 
     def apply_mask(self, w, n_block):
@@ -932,7 +930,7 @@ def reference(torch, q, k, v, softmax_scale, window, sinks):
         return torch.arange(extent, device=device).reshape(-1, *[1] * trailing)
 
     def as_tensor(x):
-        return torch.as_tensor(x, device=device)
+        return torch.as_tensor(x, device=device, dtype=torch.float64 if isinstance(x, float) else None)
 
     def take(tensor, *indices):
         inside = [as_tensor(i).clamp(0, extent - 1) for i, extent in zip(indices, tensor.shape)]
@@ -994,7 +992,6 @@ def main():
         f = compile_plan(index)
         for shape in ((2, 4, 2, 333, 517), (1, 6, 2, 1024, 1024), (1, 2, 2, 200, 77)):
             q, k, v, extra = inputs(torch, *shape)
-            window, = extra[: 1]
             o, lse = launch(torch, f, q, k, v, extra, 0.125)
             ref_o, ref_lse, _ = reference(torch, q, k, v, 0.125, *extra)
             error = ((o.double() - ref_o).norm() / ref_o.norm().clamp_min(1e-30)).item()
@@ -1005,7 +1002,6 @@ def main():
             ok &= good
             print(f"plan {index}  {shape}  O {error:.2e}  LSE {error_lse:.2e}  {'ok' if good else 'WRONG'}")
         q, k, v, extra = inputs(torch, 2, 16, 16, seqlen, seqlen)
-        window, = extra[: 1]
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         times = []
         for _ in range(12):

@@ -35,7 +35,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import BFloat16, Boolean, Float16, Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
 from cutlass._mlir.dialects import arith
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
@@ -51,7 +51,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "3e9bc1c99a2d7e08d8991540a9c80ff6b32c722b7387b6cb5e47cd47f2483e9a",
-    "body_sha256": "dde8bd09d850d9aff1b0b7b0a994edf6fb7fe5055033034b54337fbc615bea4e",
+    "body_sha256": "8d44235ad02b22135e52e81ad96dd237fb24a7e43259f7ebb890563535e0bb57",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -70,7 +70,7 @@ ATTN_META = {
     "limits": [2048],
 }
 
-ELEMENT = BFloat16
+ELEMENT = cutlass.BFloat16
 ELEMENT_BYTES = 2
 HEAD_DIM_QK = 128
 HEAD_DIM_V = 128
@@ -130,7 +130,8 @@ LIMITS = (2048,)  # PLANS[i] serves max(seqlen_q, seqlen_kv) <= LIMITS[i], the l
 @dsl_user_op
 def select(condition, a, b, *, loc=None, ip=None):
     """`a if condition else b` as one SEL/FSEL instruction: no branch."""
-    kind = type(a) if isinstance(a, cutlass.Numeric) else type(b) if isinstance(b, cutlass.Numeric) else Float32
+    literal = Int32 if isinstance(a, int) and isinstance(b, int) else Float32
+    kind = next((type(x) for x in (a, b) if isinstance(x, cutlass.Numeric)), literal)
     value = arith.select(
         Boolean(condition).ir_value(loc=loc, ip=ip),
         kind(a).ir_value(loc=loc, ip=ip),
@@ -879,7 +880,7 @@ def reference(torch, q, k, v, softmax_scale, doc):
         return torch.arange(extent, device=device).reshape(-1, *[1] * trailing)
 
     def as_tensor(x):
-        return torch.as_tensor(x, device=device)
+        return torch.as_tensor(x, device=device, dtype=torch.float64 if isinstance(x, float) else None)
 
     def take(tensor, *indices):
         inside = [as_tensor(i).clamp(0, extent - 1) for i, extent in zip(indices, tensor.shape)]
@@ -939,7 +940,6 @@ def main():
         f = compile_plan(index)
         for shape in ((2, 4, 2, 333, 517), (1, 6, 2, 1024, 1024), (1, 2, 2, 200, 77)):
             q, k, v, extra = inputs(torch, *shape)
-
             o, lse = launch(torch, f, q, k, v, extra, 0.08838834764831843)
             ref_o, ref_lse, _ = reference(torch, q, k, v, 0.08838834764831843, *extra)
             error = ((o.double() - ref_o).norm() / ref_o.norm().clamp_min(1e-30)).item()
@@ -950,7 +950,6 @@ def main():
             ok &= good
             print(f"plan {index}  {shape}  O {error:.2e}  LSE {error_lse:.2e}  {'ok' if good else 'WRONG'}")
         q, k, v, extra = inputs(torch, 2, 16, 16, seqlen, seqlen)
-
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         times = []
         for _ in range(12):

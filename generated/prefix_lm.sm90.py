@@ -33,7 +33,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import BFloat16, Boolean, Float16, Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
 from cutlass._mlir.dialects import arith
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
@@ -49,7 +49,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "6f2cbbeb569654ec5a669e6ef24363f11572899b9bbb5245387db928c97d14bc",
-    "body_sha256": "7fc7b5cbb2d2b4e31f4c5372ed749a4e291eef0757db1a0d305ef8f8c8c98b06",
+    "body_sha256": "4d2b9ac3ae5a06df9c9eb2f531dec3171c90fc4c33088256cd504d9fa44cefd1",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -67,7 +67,7 @@ ATTN_META = {
     "limits": [],
 }
 
-ELEMENT = BFloat16
+ELEMENT = cutlass.BFloat16
 ELEMENT_BYTES = 2
 HEAD_DIM_QK = 256
 HEAD_DIM_V = 256
@@ -118,7 +118,8 @@ LIMITS = ()  # PLANS[i] serves max(seqlen_q, seqlen_kv) <= LIMITS[i], the last p
 @dsl_user_op
 def select(condition, a, b, *, loc=None, ip=None):
     """`a if condition else b` as one SEL/FSEL instruction: no branch."""
-    kind = type(a) if isinstance(a, cutlass.Numeric) else type(b) if isinstance(b, cutlass.Numeric) else Float32
+    literal = Int32 if isinstance(a, int) and isinstance(b, int) else Float32
+    kind = next((type(x) for x in (a, b) if isinstance(x, cutlass.Numeric)), literal)
     value = arith.select(
         Boolean(condition).ir_value(loc=loc, ip=ip),
         kind(a).ir_value(loc=loc, ip=ip),
@@ -768,10 +769,7 @@ class AttentionForward:
         q_pos = q_idx + p.seqlen_kv - p.seqlen_q
         prefix = p.prefix
         return (
-            (
-                0,
-                cutlass.max(q_pos + 1, at(prefix, b)),
-            ),
+            (0, cutlass.max(q_pos + 1, at(prefix, b))),
         )
 
     def apply_mask(self, w, n_block):
@@ -891,7 +889,7 @@ def reference(torch, q, k, v, softmax_scale, prefix):
         return torch.arange(extent, device=device).reshape(-1, *[1] * trailing)
 
     def as_tensor(x):
-        return torch.as_tensor(x, device=device)
+        return torch.as_tensor(x, device=device, dtype=torch.float64 if isinstance(x, float) else None)
 
     def take(tensor, *indices):
         inside = [as_tensor(i).clamp(0, extent - 1) for i, extent in zip(indices, tensor.shape)]
@@ -951,7 +949,6 @@ def main():
         f = compile_plan(index)
         for shape in ((2, 4, 2, 333, 517), (1, 6, 2, 1024, 1024), (1, 2, 2, 200, 77)):
             q, k, v, extra = inputs(torch, *shape)
-
             o, lse = launch(torch, f, q, k, v, extra, 0.0625)
             ref_o, ref_lse, _ = reference(torch, q, k, v, 0.0625, *extra)
             error = ((o.double() - ref_o).norm() / ref_o.norm().clamp_min(1e-30)).item()
@@ -962,7 +959,6 @@ def main():
             ok &= good
             print(f"plan {index}  {shape}  O {error:.2e}  LSE {error_lse:.2e}  {'ok' if good else 'WRONG'}")
         q, k, v, extra = inputs(torch, 2, 16, 16, seqlen, seqlen)
-
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         times = []
         for _ in range(12):

@@ -36,7 +36,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import BFloat16, Boolean, Float16, Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
 from cutlass._mlir.dialects import arith
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
@@ -52,7 +52,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "179838e7cb9806fd20cbf4f7252479be82434b832a2eefb06081956d66fe9a56",
-    "body_sha256": "663a2e2ae771c834a4ddbe2f2710ccd458999a298ac6021c97b03490a0a0a582",
+    "body_sha256": "d7f9a90e1dbc0097ec21058004b4df9d10abd98a034dd979490df7a0c0fed045",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -70,7 +70,7 @@ ATTN_META = {
     "limits": [],
 }
 
-ELEMENT = BFloat16
+ELEMENT = cutlass.BFloat16
 ELEMENT_BYTES = 2
 HEAD_DIM_QK = 64
 HEAD_DIM_V = 64
@@ -121,7 +121,8 @@ LIMITS = ()  # PLANS[i] serves max(seqlen_q, seqlen_kv) <= LIMITS[i], the last p
 @dsl_user_op
 def select(condition, a, b, *, loc=None, ip=None):
     """`a if condition else b` as one SEL/FSEL instruction: no branch."""
-    kind = type(a) if isinstance(a, cutlass.Numeric) else type(b) if isinstance(b, cutlass.Numeric) else Float32
+    literal = Int32 if isinstance(a, int) and isinstance(b, int) else Float32
+    kind = next((type(x) for x in (a, b) if isinstance(x, cutlass.Numeric)), literal)
     value = arith.select(
         Boolean(condition).ir_value(loc=loc, ip=ip),
         kind(a).ir_value(loc=loc, ip=ip),
@@ -755,7 +756,7 @@ class AttentionForward:
         q_pos = q_idx + p.seqlen_kv - p.seqlen_q
         table = p.table
         part_1 = 8 + Int32(2.0 * log2(Float32(cutlass.max(absolute(kv_idx - q_pos), 8)) * 0.125))
-        part_2 = select(kv_idx > q_pos, 16, 0)
+        part_2 = select(kv_idx > q_pos, Int32(16), 0)
         part_3 = absolute(kv_idx - q_pos) < 8
         part_4 = part_2 + select(part_3, absolute(kv_idx - q_pos), cutlass.min(part_1, 15))
         return s + Float32(at(table, part_4, h))
@@ -776,10 +777,7 @@ class AttentionForward:
         """Per clause, the keys [lower, upper) that row q_idx keeps."""
         seqlen_kv = p.seqlen_kv
         return (
-            (
-                0,
-                seqlen_kv,
-            ),
+            (0, seqlen_kv),
         )
 
     def apply_mask(self, w, n_block):
@@ -898,7 +896,7 @@ def reference(torch, q, k, v, softmax_scale, table):
         return torch.arange(extent, device=device).reshape(-1, *[1] * trailing)
 
     def as_tensor(x):
-        return torch.as_tensor(x, device=device)
+        return torch.as_tensor(x, device=device, dtype=torch.float64 if isinstance(x, float) else None)
 
     def take(tensor, *indices):
         inside = [as_tensor(i).clamp(0, extent - 1) for i, extent in zip(indices, tensor.shape)]
@@ -914,7 +912,7 @@ def reference(torch, q, k, v, softmax_scale, table):
     part_4 = torch.minimum(as_tensor(part_2), as_tensor(15))
     part_5 = torch.abs(kv_idx - q_pos) < 8
     part_6 = torch.where(as_tensor(part_5), torch.abs(kv_idx - q_pos), as_tensor(part_4))
-    s = (s + take(table, part_3 + part_6, h).double()).expand_as(s)
+    s = as_tensor(s + take(table, part_3 + part_6, h).double()).expand_as(s)
     keep = as_tensor(True)
     s = s.masked_fill(~keep, NEG_INF)
     lse = torch.logsumexp(s, dim=-1)
@@ -964,7 +962,6 @@ def main():
         f = compile_plan(index)
         for shape in ((2, 4, 2, 333, 517), (1, 6, 2, 1024, 1024), (1, 2, 2, 200, 77)):
             q, k, v, extra = inputs(torch, *shape)
-
             o, lse = launch(torch, f, q, k, v, extra, 1.0)
             ref_o, ref_lse, _ = reference(torch, q, k, v, 1.0, *extra)
             error = ((o.double() - ref_o).norm() / ref_o.norm().clamp_min(1e-30)).item()
@@ -975,7 +972,6 @@ def main():
             ok &= good
             print(f"plan {index}  {shape}  O {error:.2e}  LSE {error_lse:.2e}  {'ok' if good else 'WRONG'}")
         q, k, v, extra = inputs(torch, 2, 16, 16, seqlen, seqlen)
-
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         times = []
         for _ in range(12):

@@ -18,7 +18,7 @@ from attngen.verify.ledger import dotted, ledger_faults
 LINE_LENGTH = 120
 _IMPORTS = {"copy", "math", "sys", "dataclasses", "types", "cuda", "cutlass", "torch", "time"}
 _CALLS = {"exec", "eval", "compile", "open", "input", "breakpoint", "globals", "setattr", "delattr", "__import__"}
-_ELEMENT = {DType.BF16: "BFloat16", DType.FP16: "Float16"}
+_ELEMENT = {DType.BF16: "cutlass.BFloat16", DType.FP16: "cutlass.Float16"}
 #: What the module must define, once.
 _MODULE = ("ATTN_META", "ELEMENT", "HEAD_DIM_QK", "HEAD_DIM_V", "BARRIER_TURN", "BARRIER_STORE", "PLANS", "LIMITS")
 #: Shared-memory tensors, defined once, in `kernel`.
