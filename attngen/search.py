@@ -12,7 +12,7 @@ from attngen.ir.forms import MaskForm
 from attngen.ir.plan import KernelPlan, PlanSet, Rejected
 from attngen.ir.spec import AttentionSpec
 from attngen.passes.base import Reject
-from attngen.passes.compute import Candidate, padded, plan_compute
+from attngen.passes.compute import Candidate, plan_compute
 from attngen.passes.cost import launch_cycles, tile_cost
 from attngen.passes.launch import plan_launch
 from attngen.passes.mask_form import mask_form
@@ -21,23 +21,25 @@ from attngen.passes.memory import plan_memory
 from attngen.passes.schedule import plan_schedule
 from attngen.passes.serves import why_not
 from attngen.targets import measured, sm90
-from attngen.verify.plan import verify
+from attngen.verify.plan import MAX_PLANS, verify, verify_set
 
 #: Lengths at which plans are compared; between two that prefer different plans lies a limit of the PlanSet.
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-MAX_PLANS = 3
 #: A second plan must save this share of the time at some length to be worth its compile time.
 WORTH = 0.005
 #: The cost model flatters narrow KV tiles; without a measurement none below this width is chosen.
 MIN_TILE_N = 64
 TARGETS = (sm90.NAME,)
+#: Tiles that are tried: consumer warpgroups of 64 rows each, and keys.
+WARPGROUPS = (3, 2, 4, 1)
+TILES_N = tuple(range(256, 16, -16))
 
 
 def candidates(spec: AttentionSpec) -> Iterator[Candidate]:
     """Tiles in order of preference: more warpgroups first (they hide each other's softmax), then wider KV tiles."""
     hints = spec.schedule
-    for warpgroups in (3, 2, 4, 1):
-        for tile_n in range(256, 16, -16):
+    for warpgroups in WARPGROUPS:
+        for tile_n in TILES_N:
             tile_m = 64 * warpgroups
             if (hints.tile_m or tile_m) == tile_m and (hints.tile_n or tile_n) == tile_n:
                 yield Candidate(warpgroups=warpgroups, tile_n=tile_n)
@@ -52,8 +54,9 @@ def plan_candidate(spec: AttentionSpec, form: MaskForm, candidate: Candidate, o_
     if isinstance(memory, Reject):
         return memory
     mask = plan_mask(form, compute)
-    pingpong = spec.schedule.pingpong is not False
-    schedule = plan_schedule(compute, mask, memory, spec.schedule.order, pingpong)
+    schedule = plan_schedule(compute, mask, memory, spec.schedule.order, spec.schedule.pingpong)
+    if isinstance(schedule, Reject):
+        return schedule
     return KernelPlan(
         name=candidate.name,
         compute=compute,
@@ -77,39 +80,40 @@ def plan(spec: AttentionSpec, target: str = sm90.NAME) -> PlanSet:
         raise AttnError(*reasons)
     form = mask_form(spec)
     served: list[KernelPlan] = []
-    rejected: list[Rejected] = []
+    rejected: dict[Rejected, float] = {}
     # O in its own buffer lets the next tile's Q load during the epilogue; where no tile fits well, O takes Q's.
     for o_in_q in (False, True):
         for candidate in candidates(spec):
             outcome = plan_candidate(spec, form, candidate, o_in_q)
             if isinstance(outcome, Reject):
-                where = " (O in Q)" if o_in_q else ""
-                rejected.append(Rejected(candidate=candidate.name + where, by=outcome.by, why=outcome.why))
+                # only memory cares where O lives: what the other passes say is the same both times
+                where = " (O in Q)" if o_in_q and outcome.by == "memory" else ""
+                rejected[Rejected(candidate=candidate.name + where, by=outcome.by, why=outcome.why)] = outcome.excess
             else:
                 served.append(outcome)
     if not served:
-        raise _nothing_fits(spec, target, rejected)
+        # nearest: got past compute, then by how little was missing
+        raise _nothing_fits(spec, target, sorted(rejected, key=lambda r: (r.by == "compute", rejected[r])))
     for p in served:
         verify(p)
     chosen, limits = choose(served)
     others = tuple(p for p in served if p not in chosen)
-    return PlanSet(spec=spec, target=target, plans=chosen, limits=limits, rejected=tuple(rejected), others=others)
+    found = PlanSet(spec=spec, target=target, plans=chosen, limits=limits, rejected=tuple(rejected), others=others)
+    verify_set(found)
+    return found
 
 
 def choose(served: list[KernelPlan]) -> tuple[tuple[KernelPlan, ...], tuple[int, ...]]:
     """At most MAX_PLANS plans and the lengths up to which each serves.
 
-    All share the place of O and ping-pong: one skeleton. Times are relative to the best candidate at each length, so
+    All share one kernel class (`_skeleton`). Times are relative to the best candidate at each length, so
     that no length dominates; another plan joins only when it saves at least WORTH on average.
     """
     lengths, served, times = _times(served)
     best = [min(column) for column in zip(*times, strict=True)]
     relative = [[t / b for t, b in zip(row, best, strict=True)] for row in times]
     anchor = min(range(len(served)), key=lambda i: sum(relative[i]))
-    alike = [
-        i for i, p in enumerate(served)
-        if p.memory.o_in_q == served[anchor].memory.o_in_q and p.schedule.pingpong == served[anchor].schedule.pingpong
-    ]  # fmt: skip
+    alike = [i for i, p in enumerate(served) if _skeleton(p) == _skeleton(served[anchor])]
     splits = _splits({i: relative[i] for i in alike}, lengths)
     chosen = splits[0]
     for split in splits[1:]:
@@ -117,6 +121,11 @@ def choose(served: list[KernelPlan]) -> tuple[tuple[KernelPlan, ...], tuple[int,
             chosen = split
     plans, limits = chosen[1], chosen[2]
     return tuple(served[i] for i in plans), limits
+
+
+def _skeleton(p: KernelPlan) -> tuple[bool, bool, bool]:
+    """What a kernel's text fixes for all its plans: the place of O, turns, and whose rows bound a warpgroup's tiles."""
+    return p.memory.o_in_q, p.schedule.pingpong, p.mask.ranges_per_warpgroup
 
 
 def _times(served: list[KernelPlan]) -> tuple[tuple[int, ...], list[KernelPlan], list[list[float]]]:
@@ -164,15 +173,22 @@ def _splits(
     return [row[n] for row in table if n in row]
 
 
-def _nothing_fits(spec: AttentionSpec, target: str, rejected: list[Rejected]) -> AttnError:
-    nearest = sorted(rejected, key=lambda r: (r.by == "compute", len(r.why)))[:3]
-    d = padded(spec.head_dim_qk), padded(spec.head_dim_v)
+def _nothing_fits(spec: AttentionSpec, target: str, nearest: list[Rejected]) -> AttnError:
+    """E0403 with the three candidates that came nearest, or with the tiles there are."""
+    hints = spec.schedule
+    notes = tuple(f"{r.candidate} was rejected by {r.by}: {r.why}" for r in nearest[:3])
+    if not nearest:
+        rows = ", ".join(str(64 * n) for n in sorted(WARPGROUPS))
+        notes = (f"tile_m is one of {rows}; tile_n a multiple of 16 from {min(TILES_N)} to {max(TILES_N)}",)
+    place = hints.span or next((span for name, span in hints.places if name in ("tile", "stages", "pingpong")), None)
+    asked = " x ".join(str(n or "auto") for n in (hints.tile_m, hints.tile_n))
+    what = f"head dims {spec.head_dim_qk} and {spec.head_dim_v}"
     return AttnError(
         Diagnostic(
             "E0403",
-            f"no plan fits {target} for head dims {d[0]} and {d[1]}",
-            Label(spec.schedule.span, "with this schedule") if spec.schedule.span else None,
-            notes=tuple(f"{r.candidate} was rejected by {r.by}: {r.why}" for r in nearest),
+            f"no plan fits {target} for {what}" if nearest else f"{target} kernels have no tile {asked}",
+            Label(place, "with this schedule") if place else None,
+            notes=notes,
             helps=("leave `tile` and `stages` to the planner, or take a smaller tile",),
         )
     )

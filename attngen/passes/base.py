@@ -11,3 +11,5 @@ class Reject:
 
     by: str
     why: str
+    #: What was needed over what there is: the smaller, the nearer the candidate came.
+    excess: float = float("inf")

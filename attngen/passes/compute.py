@@ -57,6 +57,7 @@ def plan_compute(spec: AttentionSpec, candidate: Candidate) -> ComputePlan | Rej
             f"registers {registers} + {sm90.REGISTER_OVERHEAD} of {limit}: "
             f"S {candidate.tile_n // 2}, P {candidate.tile_n // 4}, O {padded(spec.head_dim_v) // 2}"
             + (", score 8" if score else ""),
+            (registers + sm90.REGISTER_OVERHEAD) / limit,
         )
     return ComputePlan(
         dtype=spec.dtype,

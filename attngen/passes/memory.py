@@ -26,15 +26,15 @@ def plan_memory(compute: ComputePlan, wanted_stages: int | None, o_in_q: bool) -
 
     Rewrite   (tiles, head dims) -> sQ, sK[stages], sV[stages], sO (its own, or in Q's bytes) behind the mbarriers
     Keeps     1024-byte alignment of every buffer (128-byte swizzle)
-    Rejects   tiles that leave no room for two KV stages, or for as many as were asked for; O wider than the Q whose bytes
-              it takes
+    Rejects   tiles that leave no room for two KV stages, or for as many as were asked for; O wider than the Q whose
+              bytes it takes
     """
     c = compute
     q = aligned(c.tile_m * c.head_dim_qk_padded * 2)
     o = aligned(c.tile_m * c.head_dim_v_padded * 2)
     stage = c.tile_n * (c.head_dim_qk_padded + c.head_dim_v_padded) * 2
     if o_in_q and o > q:
-        return Reject("memory", f"O ({_kilobytes(o)}) does not fit in the bytes of Q ({_kilobytes(q)})")
+        return Reject("memory", f"O ({_kilobytes(o)}) does not fit in the bytes of Q ({_kilobytes(q)})", o / q)
     fixed = BARRIER_BYTES + q + (0 if o_in_q else o)
     fit = (sm90.SMEM_BYTES - fixed) // stage
     stages = wanted_stages or min(max(-(-KEYS_IN_FLIGHT // c.tile_n), 2), 6, max(fit, 2))
@@ -46,6 +46,7 @@ def plan_memory(compute: ComputePlan, wanted_stages: int | None, o_in_q: bool) -
             "memory",
             f"smem {_kilobytes(total)} of {_kilobytes(sm90.SMEM_BYTES)}: tile {c.tile_m}x{c.tile_n}, stages {stages}, "
             f"Q {_kilobytes(q)}" + ("" if o_in_q else f", O {_kilobytes(o)}"),
+            total / sm90.SMEM_BYTES,
         )
     buffers = (
         Buffer(name="sQ", bytes=q, shape=(64, c.head_dim_qk_padded, c.warpgroups)),

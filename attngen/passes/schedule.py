@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from attngen.ir.plan import ComputePlan, MaskPlan, MemoryPlan, NamedBarrier, Pipeline, Role, SchedulePlan
+from attngen.passes.base import Reject
 from attngen.targets import sm90
 
 MIB = 1 << 20
@@ -14,19 +15,22 @@ def l2_budget(compute: ComputePlan) -> int:
 
 
 def plan_schedule(
-    compute: ComputePlan, mask: MaskPlan, memory: MemoryPlan, order: str | None, pingpong: bool
-) -> SchedulePlan:
+    compute: ComputePlan, mask: MaskPlan, memory: MemoryPlan, order: str | None, pingpong: bool | None
+) -> SchedulePlan | Reject:
     """Assign roles and write down who arrives where.
 
     Rewrite   tile -> persistent CTAs, one TMA producer warp, `warpgroups` consumers that issue their GEMMs in turn
     Keeps     one producer and one consumer group for each pipeline; full: one arrival and the bytes, empty: one arrival
               of each consumer warp
+    Rejects   ping-pong that was asked for and has one warpgroup only
     Sources   FlashAttention-3 section 3.1 (ping-pong); LPT: Graham 1969
     """
     c, n = compute, compute.warpgroups
+    if pingpong and n == 1:
+        return Reject("schedule", f"ping-pong takes two consumer warpgroups: tile_m {c.tile_m} has one", 2.0)
     producer, consumer = sm90.REGISTERS[n]
     varying = mask.has_right_edge and not mask.has_left_edge and not mask.form.is_full
-    chosen = order or ("lpt" if varying else "linear")
+    chosen = order if order not in (None, "auto") else "lpt" if varying else "linear"
     k_bytes, v_bytes = c.tile_n * c.head_dim_qk_padded * 2, c.tile_n * c.head_dim_v_padded * 2
     q_bytes = 64 * c.head_dim_qk_padded * 2
 
@@ -50,7 +54,7 @@ def plan_schedule(
         pipeline("v", "sV", memory.kv_stages, v_bytes, 4 * n),
         pipeline("next_tile", "slot", 1, 0, 4 * n),
     )
-    turn = n > 1 and pingpong
+    turn = n > 1 and pingpong is not False
     named = (
         NamedBarrier(id=0, name="cta", threads=128 * (n + 1)),
         *(NamedBarrier(id=1 + w, name=f"turn of warpgroup {w}", threads=256) for w in range(n) if turn),

@@ -1,9 +1,16 @@
-"""verify: invariants of a finished plan. A failure is a bug in a pass, never the user's fault."""
+"""verify: invariants of a finished plan. A failure is a bug in a pass, never the fault of a user."""
 
 from __future__ import annotations
 
-from attngen.ir.plan import KernelPlan
+from collections.abc import Iterator
+from itertools import pairwise
+
+from attngen.ir.plan import Buffer, KernelPlan, PlanSet
 from attngen.targets import sm90
+
+MAX_PLANS = 3
+#: Bytes in front of the buffers: mbarriers and the mailbox, up to the first 1024-byte boundary.
+HEAD_BYTES = 1024
 
 
 class PlanError(AssertionError):
@@ -20,61 +27,181 @@ def verify(plan: KernelPlan) -> None:
         raise PlanError(f"plan {plan.name}: {fault}")
 
 
+def verify_set(plan_set: PlanSet) -> None:
+    """Check every plan of a set, and that one kernel file can hold them all.
+
+    Raises:
+        PlanError: naming what disagrees.
+    """
+    for p in plan_set.plans:
+        verify(p)
+    for fault in set_faults(plan_set):
+        raise PlanError(f"plans of {plan_set.spec.name}: {fault}")
+
+
 def faults(plan: KernelPlan) -> list[str]:
     """Everything wrong with `plan`."""
-    c, m, s = plan.compute, plan.memory, plan.schedule
-    out: list[str] = []
+    checks = (*_compute(plan), *_memory(plan), *_roles(plan), *_barriers(plan), *_launch(plan), *_mask(plan))
+    return [text for ok, text in checks if not ok]
 
-    def expect(ok: bool, text: str) -> None:
-        if not ok:
-            out.append(text)
 
-    expect(c.tile_m == 64 * c.warpgroups, f"compute: tile_m {c.tile_m} is not 64 x {c.warpgroups} warpgroups")
-    expect(c.tile_n % 16 == 0 and 16 <= c.tile_n <= 256, f"compute: tile_n {c.tile_n} is no WGMMA extent")
-    expect(
-        c.head_dim_qk_padded % 16 == 0 and c.head_dim_v_padded % 16 == 0,
-        "compute: padded head dims are not multiples of 16",
+def set_faults(plan_set: PlanSet) -> list[str]:
+    """Everything wrong between the plans of a set: count, limits, and what one skeleton fixes for all of them."""
+    plans, limits = plan_set.plans, plan_set.limits
+    skeletons = {
+        (
+            p.memory.o_in_q,
+            p.schedule.pingpong,
+            p.mask.model_dump_json(exclude={"form"}),
+            p.compute.guard_interior,
+            p.compute.rescale,
+            p.compute.has_score,
+        )
+        for p in plans
+    }
+    checks = (
+        (1 <= len(plans) <= MAX_PLANS, f"{len(plans)} plans, at most {MAX_PLANS}"),
+        (len(limits) == len(plans) - 1, f"{len(limits)} limits for {len(plans)} plans"),
+        (all(0 < a < b for a, b in pairwise((*limits, 1 << 62))), f"limits {limits} do not ascend"),
+        (len({p.name for p in plans}) == len(plans), "two plans are the same tile"),
+        (len(skeletons) <= 1, "the plans need more than one kernel class"),
     )
-    used = sum(b.bytes for b in m.buffers)
-    expect(
-        used < m.smem_bytes <= min(m.smem_limit, sm90.SMEM_BYTES),
-        f"memory: buffers {used}, total {m.smem_bytes}, limit {m.smem_limit}",
-    )
-    expect(all(b.bytes % 1024 == 0 for b in m.buffers), "memory: a buffer breaks 1024-byte alignment")
+    return [text for ok, text in checks if not ok]
+
+
+Check = tuple[bool, str]
+
+
+def _compute(plan: KernelPlan) -> Iterator[Check]:
+    c = plan.compute
+    yield c.tile_m == 64 * c.warpgroups, f"compute: tile_m {c.tile_m} is not 64 x {c.warpgroups} warpgroups"
+    yield 1 <= c.warpgroups <= sm90.MAX_WARPGROUPS, f"compute: {c.warpgroups} warpgroups of {sm90.MAX_WARPGROUPS}"
+    yield c.tile_n % 16 == 0 and 16 <= c.tile_n <= 256, f"compute: tile_n {c.tile_n} is no WGMMA extent"
+    for name, true, padded in (
+        ("qk", c.head_dim_qk, c.head_dim_qk_padded),
+        ("v", c.head_dim_v, c.head_dim_v_padded),
+    ):
+        yield padded % 16 == 0 and 0 <= padded - true < 16, f"compute: head_dim_{name} {true} is padded to {padded}"
+        yield 16 <= padded <= 256, f"compute: head_dim_{name} {padded} is no WGMMA extent"
+
+
+def _memory(plan: KernelPlan) -> Iterator[Check]:
+    c, m = plan.compute, plan.memory
     names = {b.name: b for b in m.buffers}
+    used = sum(b.bytes for b in m.buffers)
+    limit = min(m.smem_limit, sm90.SMEM_BYTES)
+    yield sorted(b.name for b in m.buffers) == ["sK", "sO", "sQ", "sV"], f"memory: buffers {sorted(names)}"
+    yield used + HEAD_BYTES == m.smem_bytes, f"memory: buffers take {used} and {HEAD_BYTES}, total {m.smem_bytes}"
+    yield m.smem_bytes <= limit, f"memory: total {m.smem_bytes}, limit {limit}"
+    yield all(b.bytes % 1024 == 0 for b in m.buffers), "memory: a buffer breaks 1024-byte alignment"
+    shapes = {
+        "sQ": (64, c.head_dim_qk_padded, c.warpgroups),
+        "sO": (64, c.head_dim_v_padded, c.warpgroups),
+        "sK": (c.tile_n, c.head_dim_qk_padded, m.kv_stages),
+        "sV": (c.tile_n, c.head_dim_v_padded, m.kv_stages),
+    }
     for b in m.buffers:
-        if b.alias_of is not None:
-            host = names.get(b.alias_of)
-            size = 2 * b.shape[0] * b.shape[1] * b.shape[2]
-            expect(host is not None and size <= host.bytes, f"memory: {b.name} does not fit in {b.alias_of}")
-    expect(m.fragment_registers < m.register_limit, f"memory: {m.fragment_registers} registers of {m.register_limit}")
+        if b.name in shapes:
+            yield b.shape == shapes[b.name], f"memory: {b.name} has shape {b.shape}, not {shapes[b.name]}"
+        host = b if b.alias_of is None else names.get(b.alias_of)
+        fits = host is not None and _size(b) <= host.bytes
+        yield fits, f"memory: {b.name} ({_size(b)} bytes) does not fit in {b.alias_of or 'its own bytes'}"
+        yield b.alias_of is None or b.bytes == 0, f"memory: {b.name} lives in {b.alias_of} and has bytes of its own"
+        yield b.alias_of is not None or b.bytes - _size(b) < 1024, f"memory: {b.name} wastes {b.bytes - _size(b)} bytes"
+    alias = names["sO"].alias_of if "sO" in names else None
+    yield alias == ("sQ" if m.o_in_q else None), f"memory: sO lives in {alias}, o_in_q is {m.o_in_q}"
+    yield m.kv_stages >= 1, f"memory: {m.kv_stages} KV stages"
+    yield m.fragment_registers < m.register_limit, f"memory: {m.fragment_registers} registers of {m.register_limit}"
+    held = c.tile_n // 2 + c.tile_n // 4 + c.head_dim_v_padded // 2
+    yield m.fragment_registers >= held, f"memory: {m.fragment_registers} registers, S, P and O take {held}"
+
+
+def _size(b: Buffer) -> int:
+    """Bytes of a buffer's 16-bit elements."""
+    size = 2
+    for extent in b.shape:
+        size *= extent
+    return size
+
+
+def _roles(plan: KernelPlan) -> Iterator[Check]:
+    c, s = plan.compute, plan.schedule
     registers = sum((r.warps[1] - r.warps[0]) * 32 * r.registers for r in s.roles)
-    expect(registers <= 65536, f"schedule: roles take {registers} registers of 65536")
-    expect(
-        all(24 <= r.registers <= 240 and r.registers % 8 == 0 for r in s.roles),
-        "schedule: a register count is no setmaxnreg value",
-    )
+    yield registers <= 65536, f"schedule: roles take {registers} registers of 65536"
+    valid = all(24 <= r.registers <= 240 and r.registers % 8 == 0 for r in s.roles)
+    yield valid, "schedule: a register count is no setmaxnreg value"
     covered = sorted(w for r in s.roles for w in range(*r.warps))
-    expect(covered == list(range(4 * (c.warpgroups + 1))), "schedule: roles do not cover the warps once")
+    yield covered == list(range(4 * (c.warpgroups + 1))), "schedule: roles do not cover the warps once"
+    first = s.roles[0]
+    yield first.name == "producer" and first.warps == (0, 1), f"schedule: warp 0 is {first.name}, not the producer"
+    consumers = [r for r in s.roles if r.name.startswith("consumer")]
+    yield len(consumers) == c.warpgroups, f"schedule: {len(consumers)} consumers for {c.warpgroups} warpgroups"
+    yield len({r.registers for r in consumers}) == 1, "schedule: consumers differ in registers"
+    limit = plan.memory.register_limit
+    yield all(r.registers == limit for r in consumers), f"schedule: consumers do not hold the {limit} registers planned"
+    others = {r.registers for r in s.roles if r not in consumers}
+    yield len(others) == 1, "schedule: the producer's warpgroup has more than one register count"
+    yield s.l2_group_bytes >= 0, f"schedule: {s.l2_group_bytes} bytes of L2"
+
+
+def _barriers(plan: KernelPlan) -> Iterator[Check]:
+    c, m, s = plan.compute, plan.memory, plan.schedule
     ids = [b.id for b in s.named_barriers]
-    expect(len(set(ids)) == len(ids) and max(ids) < 16, f"schedule: named barriers {ids}")
-    expect(
-        sum(b.name.startswith("turn") for b in s.named_barriers) == (c.warpgroups if s.pingpong else 0),
-        "schedule: turns",
-    )
+    yield len(set(ids)) == len(ids) and all(0 <= i < 16 for i in ids), f"schedule: named barriers {ids}"
+    wanted = {(0, "cta", plan.launch.threads)}
+    wanted |= {(5 + w, f"store of warpgroup {w}", 128) for w in range(c.warpgroups)}
+    wanted |= {(1 + w, f"turn of warpgroup {w}", 256) for w in range(c.warpgroups) if s.pingpong}
+    for b in s.named_barriers:
+        yield (b.id, b.name, b.threads) in wanted, f"schedule: barrier {b.id} ({b.name}, {b.threads} threads)"
+    turns = sum(b.name.startswith("turn") for b in s.named_barriers)
+    yield turns == (c.warpgroups if s.pingpong else 0), f"schedule: {turns} turns for {c.warpgroups} warpgroups"
+    yield len(s.named_barriers) == len(wanted), f"schedule: {len(s.named_barriers)} named barriers of {len(wanted)}"
+    yield not s.pingpong or c.warpgroups > 1, "schedule: one warpgroup has nobody to take turns with"
+    names = [p.name for p in s.pipelines]
+    yield names == ["q", "k", "v", "next_tile"], f"schedule: pipelines {names}"
+    hosts = {b.name: b for b in m.buffers}
+    stages = {"q": c.warpgroups, "k": m.kv_stages, "v": m.kv_stages, "next_tile": 1}
+    buffers = {"q": "sQ", "k": "sK", "v": "sV", "next_tile": "slot"}
     for p in s.pipelines:
-        consumers = 4 if p.name == "q" else 4 * c.warpgroups
-        wanted = 1 if p.name == "q" and m.o_in_q else consumers
-        expect(p.full_arrivals == 1 and p.empty_arrivals == wanted, f"schedule: pipeline {p.name} arrivals")
-        if p.buffer in names:
-            host = names[p.buffer]
-            expect(
-                0 <= host.bytes - p.stage_bytes * p.stages < 1024,
-                f"schedule: pipeline {p.name} announces {p.stage_bytes} x {p.stages} of {host.bytes}",
-            )
-    expect(plan.launch.threads == 128 * (c.warpgroups + 1), "launch: threads")
+        empty = (1 if m.o_in_q else 4) if p.name == "q" else 4 * c.warpgroups
+        arrivals = (p.full_arrivals, p.empty_arrivals)
+        yield arrivals == (1, empty), f"schedule: pipeline {p.name} arrivals {arrivals}, not {(1, empty)}"
+        yield p.stages == stages.get(p.name), f"schedule: pipeline {p.name} has {p.stages} stages"
+        yield p.buffer == buffers.get(p.name), f"schedule: pipeline {p.name} guards {p.buffer}"
+        yield p.producer == "producer", f"schedule: pipeline {p.name} is produced by {p.producer}"
+        yield p.consumer != p.producer, f"schedule: pipeline {p.name} has one role at both ends"
+        host = hosts.get(p.buffer)
+        bytes_ = _size(host) // host.shape[2] if host is not None and host.shape[2] else 0
+        yield (
+            p.stage_bytes == bytes_,
+            f"schedule: pipeline {p.name} announces {p.stage_bytes} bytes, a stage is {bytes_}",
+        )
+
+
+def _launch(plan: KernelPlan) -> Iterator[Check]:
+    c, launch = plan.compute, plan.launch
+    threads = 128 * (c.warpgroups + 1)
+    yield launch.threads == threads, f"launch: {launch.threads} threads, the roles need {threads}"
+    at_launch = launch.launch_registers
+    yield at_launch * threads <= 65536 and at_launch % 8 == 0, f"launch: {at_launch} registers for {threads} threads"
+    low, high = plan.schedule.roles[0].registers, plan.schedule.roles[-1].registers
+    yield low <= at_launch <= high, f"launch: {at_launch} registers, setmaxnreg goes down to {low} and up to {high}"
+    yield launch.cluster == (1, 1, 1), f"launch: cluster {launch.cluster}"
+
+
+def _mask(plan: KernelPlan) -> Iterator[Check]:
     mask = plan.mask
-    expect(mask.walk == ("interval" if len(mask.form.clauses) == 1 else "runs"), "mask: walk")
-    expect(len(mask.form.clauses) == len(mask.form.bounds), "mask: one bound for each clause")
-    expect(mask.test == "elements" or mask.form.is_exact, "mask: limits cannot decide a residual")
-    return out
+    one = len(mask.form.clauses) == 1
+    yield mask.walk == ("interval" if one else "runs"), f"mask: walk {mask.walk} over {len(mask.form.clauses)} clauses"
+    yield len(mask.form.clauses) == len(mask.form.bounds), "mask: one bound for each clause"
+    yield mask.test == "elements" or mask.form.is_exact, "mask: limits cannot decide a residual"
+    yield mask.has_right_edge or mask.form.is_full or _only_lower(plan), "mask: no masked tiles for a right edge"
+    yield mask.has_interior or not mask.form.is_full, "mask: a full mask without unmasked tiles"
+    yield not mask.has_left_edge or mask.has_interior, "mask: a left edge without an interior"
+    alone = plan.compute.warpgroups == 1
+    yield not mask.ranges_per_warpgroup or (one and not alone), "mask: nothing to tell warpgroups apart"
+
+
+def _only_lower(plan: KernelPlan) -> bool:
+    clauses = plan.mask.form.clauses
+    return len(clauses) == 1 and clauses[0] == clauses[0].replace(upper=None, rows=None, residual=None)
