@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import textwrap
 
-from attngen.ir.expr import Const
+from attngen.ir.expr import Const, Expr
 from attngen.ir.plan import KernelPlan, PlanSet
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
 
 _WIDTH = 116
+#: A clause's text in a section comment; with the longest frame (`mask, element by element`) a line stays within 120.
+TITLE_WIDTH = 60
 _LEGEND = (
     "names  m* tensor in global memory, g* its tile, s* shared memory, tXsX/tXgX TMA partitions, "
     "acc_* fp32 accumulators, frag_* operands"
@@ -45,9 +47,24 @@ def escaped(text: str) -> str:
     return kept.replace('"""', "'''").replace('"', "'")
 
 
-def _formula(spec: AttentionSpec) -> list[str]:
-    from attngen.emit.view import spelled
+def spelled(e: Expr) -> str:
+    """The expression as the spec would say it, on one line."""
+    from attngen.syntax import print_expr
 
+    return _one_line(print_expr(e))
+
+
+def clipped(text: str, width: int = TITLE_WIDTH) -> str:
+    """The text on one line of at most `width` characters."""
+    text = _one_line(text)
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _formula(spec: AttentionSpec) -> list[str]:
     def clause(name: str, text: str) -> str:
         return f"    {name:<6} {' '.join(text.split())}"
 

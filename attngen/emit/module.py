@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from attngen.emit.env import environment, tidy
-from attngen.emit.view import kernel_view
+from attngen.emit.spell import kernel_view
 from attngen.ir.expr import Const
 from attngen.ir.plan import KernelPlan, PlanSet
 from attngen.source import KernelSource, body_sha256

@@ -1,0 +1,208 @@
+"""A PlanSet spelled for the templates: the KernelView of `view`."""
+
+from __future__ import annotations
+
+import json
+
+from attngen.emit.exprs import CutePrinter, safe_name
+from attngen.emit.header import clipped, docstring, spelled
+from attngen.emit.selfcheck import check_view
+from attngen.emit.straight import straight_line
+from attngen.emit.view import Argument, Bounds, Clause, Dim, Formula, KernelView, MaskView, PlanView, Uses
+from attngen.ir.expr import Atom, Const, Expr
+from attngen.ir.forms import MaskForm
+from attngen.ir.functions import apply
+from attngen.ir.plan import KernelPlan, PlanSet, Rescale
+from attngen.ir.spec import AttentionSpec
+from attngen.ir.types import DType, Layout, Type
+
+_ELEMENT = {DType.BF16: ("cutlass.BFloat16", "bf16x2"), DType.FP16: ("cutlass.Float16", "f16x2")}
+_TENSOR_TYPES = {
+    DType.BF16: "cutlass.BFloat16",
+    DType.FP16: "cutlass.Float16",
+    DType.F32: "Float32",
+    DType.I32: "Int32",
+    DType.BOOL: "Boolean",
+}
+_ARGS = {
+    "bounds": frozenset({"b", "h", "q_lo", "q_hi"}),
+    "row": frozenset({"b", "h", "q_idx"}),
+    "pair": frozenset({"b", "h", "q_idx", "kv_idx", "s"}),
+    "output": frozenset({"o", "b", "h", "q_idx", "d"}),
+}
+
+
+def literal(meta: dict[str, object]) -> str:
+    """A dict of plain values as Python text, one entry a line, lists of dicts one item a line."""
+
+    def inline(value: object) -> str:
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{json.dumps(k)}: {inline(v)}" for k, v in value.items()) + "}"
+        if isinstance(value, list):
+            return "[" + ", ".join(inline(v) for v in value) + "]"
+        return json.dumps(value) if isinstance(value, str) else repr(value)
+
+    def entry(value: object) -> str:
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            return "[\n" + "".join(f"        {inline(v)},\n" for v in value) + "    ]"
+        return inline(value)
+
+    return "{\n" + "".join(f"    {json.dumps(k)}: {entry(v)},\n" for k, v in meta.items()) + "}"
+
+
+def _formula(printer: CutePrinter, e: Expr | None, args: str) -> Formula:
+    if e is None:
+        return Formula("", "", ())
+    lines, (value,) = straight_line(printer, [e], _ARGS[args])
+    return Formula(clipped(spelled(e)), value, lines)
+
+
+def mask_view(printer: CutePrinter, plan: KernelPlan) -> MaskView:
+    """Spell the mask slot."""
+    mask, form = plan.mask, plan.mask.form
+    rows = tuple(_row_clause(form, i) for i in range(len(form.clauses)))
+    by_limits = mask.test == "limits"
+    lower = any(c.lower is not None for c in form.clauses)
+    bounds = [(b.lower_min, b.lower_max, b.upper_min, b.upper_max) for b in form.bounds]
+    bound_lines, bound_texts = straight_line(printer, [e for b in bounds for e in b], _ARGS["bounds"])
+    row_exprs = [e for pair in rows for e in pair] if by_limits else [form.mask]
+    row_lines, row_texts = straight_line(printer, row_exprs, _ARGS["row"] if by_limits else _ARGS["pair"])
+    return MaskView(
+        title=clipped(spelled(form.mask)),
+        is_runs=mask.walk == "runs",
+        by_limits=by_limits,
+        has_lower=lower,
+        has_right_edge=mask.has_right_edge,
+        has_interior=mask.has_interior,
+        has_left_edge=mask.has_left_edge,
+        per_warpgroup=mask.ranges_per_warpgroup,
+        passes_left=mask.ranges_per_warpgroup and lower,
+        interior_end="full_min" if mask.has_left_edge else "live_min",
+        lower_from_column="lower - kv_0" if lower else "lower",
+        clauses=tuple(Bounds(*bound_texts[i : i + 4]) for i in range(0, len(bound_texts), 4)),
+        bindings=bound_lines,
+        rows=tuple(Clause(*row_texts[i : i + 2]) for i in range(0, len(row_texts), 2)) if by_limits else (),
+        row_bindings=row_lines,
+        keep="" if by_limits else row_texts[0],
+    )
+
+
+def _row_clause(form: MaskForm, i: int) -> tuple[Expr, Expr]:
+    """[lower, upper) of one clause for a row, empty where the clause does not apply to it."""
+    c = form.clauses[i]
+    zero = Const(type=Type.INT, value=0)
+    upper = c.upper if c.upper is not None else Atom(type=Type.INT, name="seqlen_kv")
+    if c.rows is not None:
+        upper = apply("where", c.rows, upper, zero)
+    return c.lower if c.lower is not None else zero, upper
+
+
+def arguments(spec: AttentionSpec) -> tuple[tuple[Argument, ...], tuple[Dim, ...]]:
+    """Kernel arguments after the fixed ones, params first, and every symbolic extent in order of first use."""
+    dims = ["batch", "seqlen_q", "seqlen_kv", "heads_q", "heads_kv"]
+    known = {"head_dim": str(spec.head_dim_qk), "head_dim_v": str(spec.head_dim_v)}
+    args: list[Argument] = []
+    for p in spec.params:
+        kind = {Type.INT: "Int32", Type.FLOAT: "Float32", Type.BOOL: "Boolean"}[p.type]
+        args.append(Argument(safe_name(p.name), kind, f"{kind}({'True' if p.type is Type.BOOL else '1'})"))
+    for t in spec.tensors:
+        shape: list[str] = []
+        for d in t.dims:
+            if isinstance(d, int):
+                shape.append(str(d))
+            elif d in known:
+                shape.append(known[d])
+            else:
+                word = d if d in dims[:5] else f"dim_{d}"
+                if word not in dims:
+                    dims.append(word)
+                shape.append(word)
+        extents = "".join(f", {x}" for x in (shape or ["1"]))
+        args.append(Argument(safe_name(t.name), "cute.Tensor", f"plain_tensor({_TENSOR_TYPES[t.dtype]}{extents})"))
+    return tuple(args), tuple(Dim(d, json.dumps(d.removeprefix("dim_"))) for d in dims)
+
+
+def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> KernelView:
+    """Spell a PlanSet for the templates."""
+    spec, first = plan_set.spec, plan_set.plans[0]
+    c = first.compute
+    printer = CutePrinter()
+    mask = mask_view(printer, first)
+    has_sink, has_epilogue = spec.sink is not None, not isinstance(spec.epilogue, Atom)
+    score = _formula(printer, spec.score, "pair") if c.has_score else Formula("", "", ())
+    sink = _formula(printer, spec.sink, "row")
+    epilogue = _formula(printer, spec.epilogue, "output") if has_epilogue else Formula("", "", ())
+    args, dims = arguments(spec)
+    element, packed = _ELEMENT[c.dtype]
+    bshd = spec.layout is Layout.BSHD
+    own = not first.memory.o_in_q
+    order = (
+        "Longest row tiles first, heads of a group side by side."
+        if first.schedule.order == "lpt"
+        else "Head by head, last rows first."
+    )
+
+    def shape(heads: str, length: str, columns: int) -> str:
+        middle = f"{length}, {heads}" if bshd else f"{heads}, {length}"
+        return f"batch, {middle}, {columns}"
+
+    def note(true: int, padded: int) -> str:
+        return "" if true == padded else f"  # {true}, padded to WGMMA's k step; TMA fills with zeros and clips"
+
+    return KernelView(
+        name=spec.name,
+        docstring=docstring(plan_set, kernel_id),
+        summary=f"O = softmax_kv(score(scale * Q K^T), kept where the mask holds) V for {plan_set.target}.",
+        meta=literal(meta),
+        kernel_id=kernel_id,
+        target=plan_set.target,
+        element=element,
+        packed_type=packed,
+        head_dim_qk=c.head_dim_qk_padded,
+        head_dim_qk_note=note(c.head_dim_qk, c.head_dim_qk_padded),
+        head_dim_v=c.head_dim_v_padded,
+        head_dim_v_note=note(c.head_dim_v, c.head_dim_v_padded),
+        plans=tuple(_plan_view(p) for p in plan_set.plans),
+        limits=repr(tuple(plan_set.limits)),
+        uses=Uses(**{f: f in printer.used for f in Uses.__dataclass_fields__}),
+        mask=mask,
+        has_score=c.has_score,
+        score=score,
+        has_sink=has_sink,
+        sink=sink,
+        has_epilogue=has_epilogue,
+        epilogue=epilogue,
+        guard="True" if c.guard_interior else "masked",
+        pingpong=first.schedule.pingpong,
+        rescale_on_growth=c.rescale is Rescale.ON_GROWTH,
+        o_has_own_buffer=own,
+        o_in_q_buffer=not own,
+        q_empty_arrivals=4 if own else 1,
+        has_groups=any(p.schedule.l2_group_bytes for p in plan_set.plans),
+        order_note=order,
+        layout_note="(batch, seqlen, heads, head_dim)" if bshd else "(batch, heads, seqlen, head_dim)",
+        layout_modes="[1, 3, 2, 0]" if bshd else "[2, 3, 1, 0]",
+        arguments=args,
+        arguments_text="".join(f", {a.name}" for a in args),
+        dims=dims,
+        shape_q=shape("heads_q", "seqlen_q", c.head_dim_qk),
+        shape_k=shape("heads_kv", "seqlen_kv", c.head_dim_qk),
+        shape_v=shape("heads_kv", "seqlen_kv", c.head_dim_v),
+        shape_o=shape("heads_q", "seqlen_q", c.head_dim_v),
+        check=check_view(plan_set),
+        torch_dtype={DType.BF16: "bfloat16", DType.FP16: "float16"}[c.dtype],
+        check_head_dim_qk=c.head_dim_qk,
+        check_head_dim_v=c.head_dim_v,
+    )
+
+
+def _plan_view(p: KernelPlan) -> PlanView:
+    return PlanView(
+        warpgroups=p.compute.warpgroups,
+        tile_n=p.compute.tile_n,
+        kv_stages=p.memory.kv_stages,
+        producer_registers=p.schedule.roles[0].registers,
+        consumer_registers=p.schedule.roles[-1].registers,
+        l2_group_bytes=p.schedule.l2_group_bytes,
+        wait_hint=p.schedule.wait_hint,
+    )
