@@ -149,6 +149,18 @@ def _plan(p: KernelPlan) -> Iterator[str]:
         f"  full tile  MMA {k.mma_cycles:.0f}, exp {k.exp_cycles:.0f}, smem {k.smem_cycles:.0f}, "
         f"issue {k.issue_cycles:.0f} cycles; estimated {100 * k.efficiency:.0f} % of the dense MMA rate"
     )
+    yield from _measured(p)
+
+
+def _measured(p: KernelPlan) -> Iterator[str]:
+    """The throughput by which the search ranked this tile, where it was measured."""
+    from attngen.targets import measured
+
+    mask = "causal" if p.schedule.order == "lpt" else "full"
+    found = measured.seconds_per_flop(p.compute.head_dim_qk, p.compute.head_dim_v, mask, p.name)
+    if found is not None:
+        rates = ", ".join(f"{n}: {1e-12 / t:.0f}" for n, t in zip(measured.lengths(), found, strict=True))
+        yield f"  measured   {mask}, TFLOP/s on an H200 by length: {rates}"
 
 
 def _rejected(plans: PlanSet, everything: bool) -> Iterator[str]:

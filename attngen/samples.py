@@ -110,9 +110,11 @@ def _tensor(spec: AttentionSpec, decl: TensorDecl, shape: Shape, device: str, se
     if kind == "bool":
         made = torch.rand(size, generator=generator) < 0.05
     elif kind == "i32" and decl.sorted:
-        # Ids of runs of uneven length: about eight of them on the last axis.
+        # About eight runs of uneven length on the last axis, each element holding the start of its run: as good for ids
+        # of documents as for their starts.
         starts = torch.rand(size, generator=generator) < min(0.5, 8 / max(size[-1], 1))
-        made = starts.to(torch.int32).cumsum(-1).to(torch.int32)
+        places = torch.arange(size[-1], dtype=torch.int32).expand(size)
+        made = torch.where(starts, places, 0).cummax(-1).values.to(torch.int32)
     elif kind == "i32":
         made = torch.randint(
             0, max(1, min(shape.seqlen_q, shape.seqlen_kv) // 3 + 1), size, generator=generator, dtype=torch.int32

@@ -72,7 +72,7 @@ def test_wheel_has_code_and_data(built: dict[str, Path]) -> None:
             if path.is_file() and path.suffix != ".pyc":
                 assert f"attngen/_data/{path.relative_to(ROOT)}" in names, path
     for path in (ROOT / "attngen").rglob("*"):
-        if path.suffix in {".py", ".md", ".typed"}:
+        if path.suffix in {".py", ".md", ".typed", ".json"}:
             assert str(path.relative_to(ROOT)) in names, path
     assert "attngen/py.typed" in names
 
