@@ -64,10 +64,8 @@ class CheckView:
     scale_lines: tuple[str, ...]
     scale_rule: str
     scale: str
-    scale_arguments: str
     scalars: tuple[Scalar, ...]
     tensors: tuple[Captured, ...]
-    extra: str
     is_bhsd: bool
     uses_floor_div: bool
     uses_take: bool
@@ -82,11 +80,9 @@ def check_view(plan_set: PlanSet) -> CheckView:
     exprs: list[Expr] = [spec.score, spec.mask, *([spec.sink] if spec.sink is not None else [])]
     lines, texts = straight_line(printer, exprs, _ATOMS, from_problem=False)
     epilogue_lines, (epilogue,) = straight_line(printer, [spec.epilogue], _ATOMS, from_problem=False)
-    names = [safe_name(p.name) for p in spec.params] + [safe_name(t.name) for t in spec.tensors]
     free = sorted({d for t in spec.tensors for d in t.dims if isinstance(d, str)} - _KNOWN)
     scale_lines, (scale,) = straight_line(ScalarPrinter(), [spec.scale], _ATOMS, from_problem=False)
     has_rule = bool(scale_lines or params_of(spec.scale))
-    scalars = [safe_name(p.name) for p in spec.params]
     return CheckView(
         lines=lines,
         score=texts[0],
@@ -99,11 +95,9 @@ def check_view(plan_set: PlanSet) -> CheckView:
         has_scale_rule=has_rule,
         scale_lines=scale_lines,
         scale_rule=scale,
-        scale=f"default_scale(*extra[:{len(scalars)}])" if has_rule else scale,
-        scale_arguments=", ".join(scalars),
+        scale=f"default_scale(*extra[:{len(spec.params)}])" if has_rule else scale,
         scalars=tuple(Scalar(safe_name(p.name), _example(p)) for p in spec.params),
         tensors=tuple(Captured(safe_name(t.name), _maker(t, spec)) for t in spec.tensors),
-        extra="".join(f", {n}" for n in names),
         is_bhsd=spec.layout is Layout.BHSD,
         uses_floor_div="floor_div" in printer.used,
         uses_take="take" in printer.used,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 
 from attngen.emit.exprs import CutePrinter, safe_name
 from attngen.emit.header import clipped, docstring, spelled
@@ -122,6 +123,13 @@ def arguments(spec: AttentionSpec) -> tuple[tuple[Argument, ...], tuple[Dim, ...
     return tuple(args), tuple(Dim(d, json.dumps(d.removeprefix("dim_"))) for d in dims)
 
 
+def call_text(args: tuple[Argument, ...]) -> str:
+    """How the compiled function is called, on as many lines as it takes."""
+    fixed = ("q", "k", "v", "o", "lse", "tile_counter", "softmax_scale", "workers")
+    text = f"f({', '.join((*fixed, *(a.name for a in args)))})"
+    return "\n".join(textwrap.wrap(text, 108, subsequent_indent="  "))
+
+
 def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> KernelView:
     """Spell a PlanSet for the templates."""
     spec, first = plan_set.spec, plan_set.plans[0]
@@ -146,22 +154,19 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         middle = f"{length}, {heads}" if bshd else f"{heads}, {length}"
         return f"batch, {middle}, {columns}"
 
-    def note(true: int, padded: int) -> str:
-        return "" if true == padded else f"  # {true}, padded to WGMMA's k step; TMA fills with zeros and clips"
+    def extent(true: int, padded: int) -> str:
+        note = "" if true == padded else f"  # {true}, padded to WGMMA's k step; TMA fills with zeros and clips"
+        return f"{padded}{note}"
 
     return KernelView(
-        name=spec.name,
         docstring=docstring(plan_set, kernel_id),
         summary=f"O = softmax_kv(score(scale * Q K^T), kept where the mask holds) V for {plan_set.target}.",
         meta=literal(meta),
-        kernel_id=kernel_id,
         target=plan_set.target,
         element=element,
         packed_type=packed,
-        head_dim_qk=c.head_dim_qk_padded,
-        head_dim_qk_note=note(c.head_dim_qk, c.head_dim_qk_padded),
-        head_dim_v=c.head_dim_v_padded,
-        head_dim_v_note=note(c.head_dim_v, c.head_dim_v_padded),
+        head_dim_qk=extent(c.head_dim_qk, c.head_dim_qk_padded),
+        head_dim_v=extent(c.head_dim_v, c.head_dim_v_padded),
         plans=tuple(_plan_view(p) for p in plan_set.plans),
         limits=repr(tuple(plan_set.limits)),
         uses=Uses(**{f: f in printer.used for f in Uses.__dataclass_fields__}),
@@ -183,14 +188,14 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         layout_note="(batch, seqlen, heads, head_dim)" if bshd else "(batch, heads, seqlen, head_dim)",
         layout_modes="[1, 3, 2, 0]" if bshd else "[2, 3, 1, 0]",
         arguments=args,
-        arguments_text="".join(f", {a.name}" for a in args),
+        call=call_text(args),
         dims=dims,
         shape_q=shape("heads_q", "seqlen_q", c.head_dim_qk),
         shape_k=shape("heads_kv", "seqlen_kv", c.head_dim_qk),
         shape_v=shape("heads_kv", "seqlen_kv", c.head_dim_v),
         shape_o=shape("heads_q", "seqlen_q", c.head_dim_v),
         check=check_view(plan_set),
-        torch_dtype={DType.BF16: "bfloat16", DType.FP16: "float16"}[c.dtype],
+        torch_dtype={DType.BF16: "torch.bfloat16", DType.FP16: "torch.float16"}[c.dtype],
         check_head_dim_qk=c.head_dim_qk,
         check_head_dim_v=c.head_dim_v,
     )

@@ -116,18 +116,14 @@ class Uses:
 class KernelView:
     """Everything a template reads."""
 
-    name: str
     docstring: str
     summary: str
     meta: str
-    kernel_id: str
     target: str
     element: str
     packed_type: str
-    head_dim_qk: int
-    head_dim_qk_note: str
-    head_dim_v: int
-    head_dim_v_note: str
+    head_dim_qk: str
+    head_dim_v: str
     plans: tuple[PlanView, ...]
     limits: str
     uses: Uses
@@ -149,7 +145,7 @@ class KernelView:
     layout_note: str
     layout_modes: str
     arguments: tuple[Argument, ...]
-    arguments_text: str
+    call: str
     dims: tuple[Dim, ...]
     shape_q: str
     shape_k: str
