@@ -22,6 +22,7 @@ from attngen.jit.scale import Scale, number
 
 _empty, _empty_like, _contiguous = torch.empty, torch.empty_like, torch.contiguous_format
 _F32 = torch.float32
+_INF = float("inf")
 _raw_stream: Callable[[int], int] = lambda index: 0  # noqa: E731
 _current_device: Callable[[], int] = lambda: -1  # noqa: E731
 _capturing: Callable[[], bool] = lambda: False  # noqa: E731
@@ -91,8 +92,8 @@ class Launcher:
             scale = self._default_scale
             if scale != scale:  # NaN: it depends on params
                 scale = self.scale.of(tail)
-        elif type(scale) is not float or scale - scale != 0.0:  # the latter: NaN or infinite
-            scale = number(scale)
+        elif type(scale) is not float or not 0.0 < scale < _INF:
+            scale = number(scale, self.spec)
         given = lse
         provided = () if out is None and lse is None else (out, lse)
         if out is None:
@@ -144,7 +145,7 @@ class Launcher:
         from attngen.ref import blockwise
 
         params, tensors = self._binder.split(tail)
-        value = self.scale.of(tail) if scale is None else number(scale)
+        value = self.scale.of(tail) if scale is None else number(scale, self.spec)
         with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
             wide = self._bshd(q), self._bshd(k), self._bshd(v)
             o, rows = blockwise.attention(self.spec, *wide, params, tensors, value)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from attngen.diag.diagnostic import error
-from attngen.ir.expr import params_of
+from attngen.ir.expr import Atom, params_of
 from attngen.ir.spec import AttentionSpec
 
 _REMEMBERED = 256
@@ -50,11 +50,23 @@ def evaluate_scale(spec: AttentionSpec, params: dict[str, Any]) -> float:
             f"the scale of `{spec.name}` is {value}" + (f" for {given}" if given else ""),
             helps=("make the spec's `scale` finite for the params that are passed, or pass scale=",),
         )
-    return value
+    return _with_allowed_sign(value, spec)
 
 
-def number(scale: Any) -> float:
-    """`scale=` of a call as a float: a finite number, or a tensor without axes on the CPU. Raises: AttnError E0603."""
+def _with_allowed_sign(value: float, spec: AttentionSpec) -> float:
+    if value > 0.0 or not isinstance(spec.score, Atom):
+        return value
+    raise error(
+        "E0603",
+        f"the scale of `{spec.name}` is {value}; without a score expression it must be positive",
+        notes=("the kernel takes row maxima before it scales",),
+        helps=("write the factor into the score: `score = -s`, say",),
+    )
+
+
+def number(scale: Any, spec: AttentionSpec) -> float:
+    """`scale=` of a call as a float: a finite number, or a tensor without axes on the CPU; positive where the spec has no
+    score expression. Raises: AttnError E0603."""
     if isinstance(scale, torch.Tensor) and (scale.ndim or scale.device.type != "cpu"):
         raise error(
             "E0603",
@@ -70,4 +82,4 @@ def number(scale: Any) -> float:
         ) from None
     if not math.isfinite(value):
         raise error("E0603", f"`scale` is {value}", helps=("pass a finite number",))
-    return value
+    return _with_allowed_sign(value, spec)

@@ -449,3 +449,17 @@ def test_sm_margin_leaves_sms_free(
     attn.launcher.prepare(-1, "sm_90a")
     attn(*qkv())
     assert seen.calls[0][7] == workers
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.125])
+def test_a_scale_that_is_not_positive_is_refused_without_a_score_expression(scale: float) -> None:
+    """The kernel takes row maxima of the raw products: a negative factor would turn them around, zero gives 0 * -inf."""
+    import attngen
+
+    text = "attn 1\nattention a {{\n  head_dim = 64\n{}}}\n"
+    q = torch.randn(1, 5, 2, 64).bfloat16()
+    with pytest.raises(attngen.AttnError, match="must be positive"):
+        attngen.build(text.format(""))(q, q, q, scale=scale)
+    with pytest.raises(attngen.AttnError, match="must be positive"):
+        attngen.build(text.format(f"  scale = {scale}\n"))(q, q, q)
+    assert attngen.build(text.format("  score = -s\n"))(q, q, q, scale=scale).isfinite().all()
