@@ -25,6 +25,9 @@ MORE_MASKS: dict[str, X] = {
     "not_self": CAUSAL & (K != QP),
     "dilated": CAUSAL & ((QP - K) % 2 == 0),
     "same_document": CAUSAL & (f("min", f("max", QP // C, 0), 3) == DOC_K),
+    # read outside of their tensors where another term decides
+    "packed": CAUSAL & (load("doc", B, QP) * 3 <= K),
+    "tree": (K < P) | (CAUSAL & load("flag", B, K - P, dtype=DType.BOOL)),
     "nothing": K < 0,
     "rows": Q < P,
     "natten": f("abs", K // 16 - f("clamp", QP // 16, 1, 3)) <= 1,

@@ -15,6 +15,12 @@ from attngen.passes.facts import Facts, proves_le
 from attngen.passes.nnf import reads_key
 
 MAX_CLAUSES = 8
+#: Drafts compared pairwise; more of them than this are not tried.
+MAX_DRAFTS = 4 * MAX_CLAUSES
+#: Conjuncts that may fail to distribute before the rest is left whole.
+MAX_FAILURES = 4
+#: Bounds of one side of a draft among which redundant ones are looked for.
+MAX_BOUNDS = 12
 _ZERO = const(0)
 
 
@@ -49,19 +55,26 @@ def _distribute(e: Expr, facts: Facts, whole: list[Expr]) -> list[Draft]:
     terms = list(_operands(e, e.fn))
     parts = [_distribute(t, facts, whole) for t in terms]
     if e.fn == "or":
-        out = _tidy([d for part in parts for d in part], facts)
-        if len(out) <= MAX_CLAUSES:
+        drafts = [d for part in parts for d in part]
+        if len(drafts) <= MAX_DRAFTS and len(out := _tidy(drafts, facts)) <= MAX_CLAUSES:
             return out
         whole.append(e)
         return [Draft(residual=(e,))]
-    out = [Draft()]
-    for term, part in sorted(zip(terms, parts, strict=True), key=lambda x: len(x[1])):
-        product = _tidy([d.meet(p) for d in out for p in part], facts)
-        if len(product) > MAX_CLAUSES:
-            whole.append(term)
-            product = _tidy([replace(d, residual=(*d.residual, term)) for d in out], facts)
-        out = product
-    return out
+    single = reduce(Draft.meet, (part[0] for part in parts if len(part) == 1), Draft())
+    out = _tidy([single], facts) if all(parts) else []
+    failures = 0
+    for term, part in zip(terms, parts, strict=True):
+        if len(part) <= 1:
+            continue
+        if failures < MAX_FAILURES:
+            product = _tidy([d.meet(p) for d in out for p in part], facts)
+            if len(product) <= MAX_CLAUSES:
+                out = product
+                continue
+        failures += 1
+        whole.append(term)
+        out = [replace(d, residual=(*d.residual, term)) for d in out]
+    return _tidy(out, facts)
 
 
 def _operands(e: Expr, fn: str) -> Iterable[Expr]:
@@ -109,19 +122,20 @@ def _tightened(d: Draft, facts: Facts) -> Draft | None:
         return None
     lowers = _extremes((x for x in d.lowers if not proves_le(x, _ZERO, facts)), facts, largest=True)
     uppers = _extremes((x for x in d.uppers if not proves_le(SEQLEN_KV, x, facts)), facts, largest=False)
-    pairs = [(u, low) for u in (*uppers, SEQLEN_KV) for low in (*lowers, _ZERO)]
+    pairs = [(u, low) for u in (*uppers[:MAX_BOUNDS], SEQLEN_KV) for low in (*lowers[:MAX_BOUNDS], _ZERO)]
     if any(proves_le(u, low, facts) for u, low in pairs[:-1]):  # the last one, seqlen_kv and 0, says nothing
         return None
     return Draft(lowers, uppers, rows, residual)
 
 
 def _extremes(bounds: Iterable[Expr], facts: Facts, *, largest: bool) -> tuple[Expr, ...]:
+    bounds = tuple(dict.fromkeys(bounds))
     keep: list[Expr] = []
-    for x in bounds:
+    for x in bounds if len(bounds) <= MAX_BOUNDS else ():
         if any(_implies(y, x, facts, largest) for y in keep):
             continue
         keep = [y for y in keep if not _implies(x, y, facts, largest)] + [x]
-    return tuple(keep)
+    return tuple(keep) if keep else bounds
 
 
 def _implies(x: Expr, y: Expr, facts: Facts, largest: bool) -> bool:

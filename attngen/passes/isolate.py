@@ -6,13 +6,15 @@ Every rewrite holds for each value of the other terms; divisors and factors must
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from attngen.ir.expr import Apply, Expr
 from attngen.ir.functions import apply
 from attngen.ir.linear import COMPARE, KV_IDX, Linear, compare, expr_of, linear_of
 from attngen.ir.simplify import simplify
 from attngen.ir.types import Type
 from attngen.passes.facts import Facts, guarded, is_positive
-from attngen.passes.nnf import reads_key
+from attngen.passes.nnf import SPLIT_LIMIT, reads_key
 
 
 def isolate(e: Expr, facts: Facts) -> Expr:
@@ -20,36 +22,44 @@ def isolate(e: Expr, facts: Facts) -> Expr:
     if not reads_key(e) or not isinstance(e, Apply):
         return e
     if e.fn in ("and", "or"):
-        return simplify_connective(e, tuple(isolate(a, facts) for a in e.args))
+        return _rejoined(e, tuple(isolate(a, facts) for a in e.args))
     if e.fn in COMPARE and e.args[0].type is Type.INT:
-        solved = _solve(e, facts)
+        solved = _solve(e, _Known(facts))
         return e if solved is None else simplify(solved)
     return e
 
 
-def simplify_connective(e: Apply, args: tuple[Expr, ...]) -> Expr:
+@dataclass(slots=True)
+class _Known:
+    """What a comparison is solved with: the facts, and how many more min, max and abs may be taken apart."""
+
+    facts: Facts
+    splits: int = SPLIT_LIMIT
+
+
+def _rejoined(e: Apply, args: tuple[Expr, ...]) -> Expr:
     """`e` over new operands."""
     return e if args == e.args else e.replace(args=args)
 
 
-def _solve(e: Apply, facts: Facts) -> Expr | None:
+def _solve(e: Apply, known: _Known) -> Expr | None:
     gap = linear_of(e.args[0]) - linear_of(e.args[1])
     if e.fn in ("eq", "ne"):
         shift, fn = (0, "and") if e.fn == "eq" else (1, "or")
-        low, high = _at_most_zero(gap + shift, facts), _at_most_zero(-gap + shift, facts)
+        low, high = _at_most_zero(gap + shift, known), _at_most_zero(-gap + shift, known)
         if low is None and high is None:
             return None
         return apply(fn, low or compare("le", gap + shift), high or compare("le", -gap + shift), span=e.span)
     gap = gap if e.fn in ("lt", "le") else -gap
-    return _at_most_zero(gap + (1 if e.fn in ("lt", "gt") else 0), facts)
+    return _at_most_zero(gap + (1 if e.fn in ("lt", "gt") else 0), known)
 
 
-def _or_raw(gap: Linear, facts: Facts) -> Expr:
-    solved = _at_most_zero(gap, facts)
+def _or_raw(gap: Linear, known: _Known) -> Expr:
+    solved = _at_most_zero(gap, known)
     return compare("le", gap) if solved is None else solved
 
 
-def _at_most_zero(gap: Linear, facts: Facts) -> Expr | None:
+def _at_most_zero(gap: Linear, known: _Known) -> Expr | None:
     """`gap <= 0` solved for the key; None where no rule applies."""
     keyed = [t for t in gap.terms if reads_key(t)]
     if not keyed:
@@ -57,18 +67,21 @@ def _at_most_zero(gap: Linear, facts: Facts) -> Expr | None:
     for t in keyed:
         pieces = _pieces(t) if isinstance(t, Apply) else None
         if pieces is not None:
+            if not known.splits:
+                return None
+            known.splits -= 1
             fn, values = pieces
             # min(a, b) <= u: one of them; max(a, b) <= u: both; >= u the other way round
             join = "or" if (fn == "min") == (gap.terms[t] > 0) else "and"
-            first, second = (_or_raw(gap.with_term(t, v), facts) for v in values)
+            first, second = (_or_raw(gap.with_term(t, v), known) for v in values)
             return apply(join, first, second)
     if len(keyed) > 1:
         return None
     (t,) = keyed
     factor, rest = gap.terms[t], gap.without(t)
     if factor > 0:
-        return _bound(t, False, _quotient(-rest, factor), facts)
-    return _bound(t, True, _quotient(rest + -1, -factor) + 1 if factor < -1 else rest, facts)
+        return _bound(t, False, _quotient(-rest, factor), known)
+    return _bound(t, True, _quotient(rest + -1, -factor) + 1 if factor < -1 else rest, known)
 
 
 def _quotient(total: Linear, n: int) -> Linear:
@@ -100,28 +113,28 @@ def _pieces(t: Apply) -> tuple[str, tuple[Linear, Linear]] | None:
     return None
 
 
-def _bound(t: Expr, at_least: bool, value: Linear, facts: Facts) -> Expr | None:
+def _bound(t: Expr, at_least: bool, value: Linear, known: _Known) -> Expr | None:
     """`t >= value` or `t <= value`, solved for the key."""
     if t == KV_IDX:
         if at_least:
-            return apply("ge", KV_IDX, guarded(expr_of(value), facts))
-        return apply("lt", KV_IDX, guarded(expr_of(value + 1), facts))
+            return apply("ge", KV_IDX, guarded(expr_of(value), known.facts))
+        return apply("lt", KV_IDX, guarded(expr_of(value + 1), known.facts))
     if not isinstance(t, Apply):
         return None
-    if t.fn == "floordiv" and not reads_key(t.args[1]) and is_positive(t.args[1], facts):
+    if t.fn == "floordiv" and not reads_key(t.args[1]) and is_positive(t.args[1], known.facts):
         dividend, n = linear_of(t.args[0]), t.args[1]
         start = _times(value, n)
         # x // n >= value iff x >= value * n;  x // n <= value iff x < value * n + n
-        return _at_most_zero(start - dividend if at_least else dividend - start - linear_of(n) + 1, facts)
+        return _at_most_zero(start - dividend if at_least else dividend - start - linear_of(n) + 1, known)
     if t.fn == "mul":
         for x, n in (t.args, t.args[::-1]):
-            if reads_key(n) or not is_positive(n, facts):
+            if reads_key(n) or not is_positive(n, known.facts):
                 continue
             if not value.terms and value.const == (0 if at_least else -1):
                 # the sign of x * n is the sign of x
-                return _at_most_zero(-linear_of(x) if at_least else linear_of(x) + 1, facts)
+                return _at_most_zero(-linear_of(x) if at_least else linear_of(x) + 1, known)
             if at_least:
                 edge = linear_of(apply("floordiv", expr_of(value + -1), n)) + 1
-                return _at_most_zero(edge - linear_of(x), facts)
-            return _at_most_zero(linear_of(x) - linear_of(apply("floordiv", expr_of(value), n)), facts)
+                return _at_most_zero(edge - linear_of(x), known)
+            return _at_most_zero(linear_of(x) - linear_of(apply("floordiv", expr_of(value), n)), known)
     return None

@@ -8,7 +8,7 @@ from attngen.ir.linear import COMPARE, OPPOSITE
 from attngen.ir.simplify import negate, simplify
 from attngen.ir.types import Type
 
-#: Conditionals and bool comparisons duplicate their condition; past this many a term stays whole.
+#: Conditionals, bool comparisons and min/max/abs duplicate what is around them; past this many a term stays whole.
 SPLIT_LIMIT = 16
 
 

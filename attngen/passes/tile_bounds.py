@@ -2,7 +2,8 @@
 
 Sound always. Exact (attained at q_lo or q_hi) for compositions of functions that are monotone in the row. A tensor
 element is bounded where no index depends on the row, and for a `sorted` tensor whose last index is monotone in it; the
-caller clips q_hi to seqlen_q - 1, so the elements read are those of rows that exist.
+caller clips q_hi to seqlen_q - 1 and clamps indices into their tensor: an index that is outside belongs to a row that
+keeps nothing (else the mask itself would read outside), and a clamped index stays monotone.
 """
 
 from __future__ import annotations

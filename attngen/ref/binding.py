@@ -96,6 +96,10 @@ class Binding:
         """`e` in this call."""
         return evaluate(e, env, self.tensors, dtype=self.dtype, active=active)
 
+    def bound(self, e: Expr, env: Mapping[str, Tensor]) -> Tensor:
+        """A bound of the mask form in this call: its indices are clamped, as in a kernel."""
+        return evaluate(e, env, self.tensors, dtype=self.dtype, clamp=True)
+
 
 def bind(
     spec: AttentionSpec,

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
 
-from attngen.ir.expr import Atom
+from attngen.ir.expr import Atom, Expr
 from attngen.ir.forms import MaskForm
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Normalizer
@@ -47,11 +48,16 @@ def attention(
     narrow = q.dtype if isinstance(q, torch.Tensor) else q[0].dtype
     wide = torch.promote_types(narrow, torch.float32)
     bound = bind(spec, q, k, v, params, tensors, scale, segments, dtype=wide)
-    forms = {p.mask: mask_form(spec, p.mask) for s in bound.sets for p in s.parts}
+    forms = {p.mask: _form(spec, p.mask) for s in bound.sets for p in s.parts}
     _, sq, _, _ = bound.sizes
     blocks = [_rows(bound, forms, start, min(start + ROWS, sq)) for start in range(0, max(sq, 1), ROWS)]
     o, lse = torch.cat([x[0] for x in blocks], dim=1), torch.cat([x[1] for x in blocks], dim=-1)
     return o.to(_OUT[spec.out_dtype] if spec.out_dtype else narrow), lse.float()
+
+
+@lru_cache(maxsize=64)
+def _form(spec: AttentionSpec, mask: Expr) -> MaskForm:
+    return mask_form(spec, mask)
 
 
 def _rows(bound: Binding, forms: Mapping[Any, MaskForm], start: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -123,7 +129,7 @@ def _blocks(bound: Binding, part: Part, form: MaskForm, q_idx: Tensor) -> Iterat
     tile = {n: t for n, t in env.items() if n not in ("q_idx", "q_pos")} | {"q_lo": q_idx[0], "q_hi": q_idx[-1]}
     live, full = [], []
     for t in form.bounds:
-        low, low_max, up_min, up = (bound.value(e, tile) for e in (t.lower_min, t.lower_max, t.upper_min, t.upper_max))
+        low, low_max, up_min, up = (bound.bound(e, tile) for e in (t.lower_min, t.lower_max, t.upper_min, t.upper_max))
         there = low < up
         if bool(there.any()):
             live.append((int(torch.where(there, low, seqlen_kv).min()), int(torch.where(there, up, 0).max())))

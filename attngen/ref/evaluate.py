@@ -29,13 +29,18 @@ def evaluate(
     *,
     dtype: torch.dtype = torch.float64,
     active: Tensor | None = None,
+    clamp: bool = False,
 ) -> Tensor:
     """The value of `e` with atoms and params from `env` and captured tensors from `tensors`.
+
+    `clamp`: indices are put into their tensor, as a kernel does. For the bounds of a mask form, which hold whatever a
+    row reads that keeps nothing: `kv_idx <= q_pos and kv_idx >= start[b, q_pos]` never reads a negative position, its
+    lower bound does.
 
     Shapes: whatever the values in `env` broadcast to; a value that reads no atom keeps the shape of what it reads.
     Raises: E0650 for an index outside its tensor where the element matters; KeyError for a name that is missing.
     """
-    return _Evaluation(env, tensors or {}, dtype).value(e, active)
+    return _Evaluation(env, tensors or {}, dtype, clamp).value(e, active)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,7 @@ class _Evaluation:
     env: Mapping[str, Tensor]
     tensors: Mapping[str, Tensor]
     dtype: torch.dtype
+    clamp: bool
 
     def value(self, e: Expr, active: Tensor | None) -> Tensor:
         if isinstance(e, Const):
@@ -72,7 +78,10 @@ class _Evaluation:
     def load(self, e: Load, active: Tensor | None) -> Tensor:
         source = self.tensors[e.tensor]
         indices = [self.value(i, active) for i in e.indices]
-        indices = [_checked(e, axis, i, source.shape[axis], active) for axis, i in enumerate(indices)]
+        if self.clamp:
+            indices = [i.clamp(0, max(n - 1, 0)) for i, n in zip(indices, source.shape, strict=True)]
+        else:
+            indices = [_checked(e, axis, i, source.shape[axis], active) for axis, i in enumerate(indices)]
         if source.numel() == 0:  # nobody reads it, or _checked had raised
             out = source.new_zeros(sum(indices[1:], indices[0]).shape)
         else:

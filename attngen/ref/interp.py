@@ -145,7 +145,7 @@ class _Execution:
         env |= {n: env["seqlen_q"].new_tensor(at) for n, at in (("q_lo", g.rows.start), ("q_hi", g.rows.stop - 1))}
         bounds = [
             tuple(
-                int(self.bound.value(e, env).flatten()[0]) for e in (t.lower_min, t.lower_max, t.upper_min, t.upper_max)
+                int(self.bound.bound(e, env).flatten()[0]) for e in (t.lower_min, t.lower_max, t.upper_min, t.upper_max)
             )
             for t in self.plan.mask.form.bounds
         ]
@@ -199,11 +199,11 @@ class _Execution:
         for c in mask.form.clauses:
             inside = exists
             if c.rows is not None:
-                inside = inside & self.bound.value(c.rows, env, active=inside)
+                inside = inside & self.bound.bound(c.rows, env)
             if c.lower is not None:
-                inside = inside & (env["kv_idx"] >= self.bound.value(c.lower, env, active=inside))
+                inside = inside & (env["kv_idx"] >= self.bound.bound(c.lower, env))
             if c.upper is not None:
-                inside = inside & (env["kv_idx"] < self.bound.value(c.upper, env, active=inside))
+                inside = inside & (env["kv_idx"] < self.bound.bound(c.upper, env))
             keep = keep | inside
         return keep
 

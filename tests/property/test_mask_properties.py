@@ -28,7 +28,7 @@ from builders import (
     spec,
     x,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attngen.ir.expr import Expr
@@ -193,6 +193,7 @@ def test_simplify_keeps_ints(e: X, sq: int, skv: int, values: dict[str, int], se
 
 
 @pytest.mark.parametrize("name", MASKS)
+@settings(max_examples=15)
 @given(sizes=st.sampled_from([(9, 9), (5, 9), (9, 5), (1, 7), (7, 1)]), values=params, seed=st.integers(0, 99))
 def test_standard_masks_are_exact(name: str, sizes: tuple[int, int], values: dict[str, int], seed: int) -> None:
     """One interval, no residual, and bounds attained on every tile."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from builders import CAUSAL, DOC_K, FLAG_K, MASKS, QP, SK, SQ, START, B, C, H, K, P, Q, W, X, f, load, param, spec, x
@@ -133,6 +135,20 @@ def test_deep_conditionals_end() -> None:
         mask = f("where", (K + i) % 3 == 0, mask, i < K)
     form = mask_form(spec(mask))
     assert 1 <= len(form.clauses) <= 8
+
+
+def test_large_masks_end() -> None:
+    """A spec is untrusted text: what would multiply out is left whole, in time."""
+    many, apart, nested = K == 0, K != 0, K
+    for i in range(1, 150):
+        many, apart = many | (3 * i == K), apart & (3 * i != K)
+    for i in range(14):
+        nested = f("abs", nested - i)
+    start = time.process_time()
+    for mask in (many, apart, nested < P, f("abs", nested) + f("abs", nested) > nested):
+        form = mask_form(spec(mask))
+        assert len(form.clauses) <= 8 and form.reasons
+    assert time.process_time() - start < 10
 
 
 def int32(e: Expr, **values: int) -> int:

@@ -75,6 +75,12 @@ def test_read_only_where_it_matters() -> None:
     assert value((K >= 9) & past, {"flag": torch.ones(1, 0, dtype=torch.bool)}).any().item() is False
 
 
+def test_clamp() -> None:
+    start = {"start": torch.tensor([5, 6, 7], dtype=torch.int32)}
+    assert evaluate(load("start", K - P).e, ENV, start, clamp=True)[0, 0, 0].tolist() == [5, 5, 5, 6, 7]
+    assert evaluate(load("start", K + 9).e, ENV, start, clamp=True).unique().tolist() == [7]
+
+
 def test_score_is_a_value_of_the_caller() -> None:
     s = torch.randn(2, 1, 3, 5, dtype=torch.float64)
     assert torch.equal(value(S * 2.0, s=s), s * 2)
