@@ -70,7 +70,7 @@ def regen(
                     old.splitlines(), text.splitlines(), f"{name} (committed)", f"{name} (now)", lineterm="", n=1
                 )
             )
-            print("\n".join(lines[:60]))
+            print("\n".join(lines[:24]))
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             common.write_text(str(path), text)
