@@ -136,6 +136,8 @@ def _flex(case: Case) -> Call:
     f = case.features
     _need(f.plain_output, "normaliser or epilogue")
     _need(f.sink is None, "sink")
+    # Past its limit of recompilations dynamo falls back to the eager form, which holds all scores: start anew.
+    torch.compiler.reset()
     cell = case.cell
     mask_mod, score_mod = flex.mods(case)
     q, k, v = (x.transpose(1, 2) for x in (case.q, case.k, case.v))

@@ -112,6 +112,8 @@ def _prepare(
         calls[OURS] = ours
     except AttnError as fault:
         row.absent[OURS] = fault.diagnostics[0].message
+    except Exception as fault:  # one cell's failure must not cost the others' results
+        row.absent[OURS] = _words(fault)
     expected = None
     if OURS in calls:
         expected = calls[OURS]().float()
@@ -129,9 +131,7 @@ def _prepare(
             row.absent[name] = str(why)
             continue
         except Exception as fault:  # a peer's own failure is a row of the table, not ours
-            row.absent[name] = (
-                f"failed: {type(fault).__name__}: {str(fault).splitlines()[0][:120] if str(fault) else ''}"
-            )
+            row.absent[name] = _words(fault)
             continue
         if expected is not None:
             gap = float((got - expected).norm() / expected.norm().clamp_min(1e-9))
@@ -140,6 +140,11 @@ def _prepare(
                 continue
         calls[name] = call
     return calls
+
+
+def _words(fault: Exception) -> str:
+    first = str(fault).strip().splitlines()[0][:120] if str(fault).strip() else ""
+    return f"failed: {type(fault).__name__}: {first}"
 
 
 def _wait() -> None:

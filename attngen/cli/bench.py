@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -75,10 +76,11 @@ def bench(
     shapes = {"batch": batch, "heads_q": heads, "heads_kv": heads_kv, "seqlen_kv": seqlen_kv}
     cells = list(_grid_cells(lengths, changes) if spec is None else _spec_cells(spec, name, lengths, changes, shapes))
     _need_gpu()
-    rows = _measure_all(cells, chosen, given, rounds or (3 if quick else 7), seed, target, host)
-    _publish(
-        rows, {"rounds": rounds or (3 if quick else 7), "seed": seed, "peers": chosen}, as_json, save, plot, markdown
-    )
+    settings = {"rounds": rounds or (3 if quick else 7), "seed": seed, "peers": chosen}
+    rows = _measure_all(cells, chosen, given, settings, target, host, save)
+    _publish(rows, settings, as_json, plot, markdown)
+    if any("attngen" not in r.tflops for r in rows):
+        raise typer.Exit(common.SPEC)
 
 
 def _lengths(seqlen: str | None, quick: bool) -> tuple[int, ...]:
@@ -135,43 +137,50 @@ def _need_gpu() -> None:
 
 
 def _measure_all(
-    cells: list[Cell], peers: list[str], given: dict[str, str], rounds: int, seed: int, target: str | None, host: bool
+    cells: list[Cell],
+    peers: list[str],
+    given: dict[str, str],
+    settings: dict[str, Any],
+    target: str | None,
+    host: bool,
+    save: str | None,
 ) -> list[Row]:
+    """Measure cell by cell. The JSON is written after each: a run that is cut short keeps what it has."""
     from attngen import samples
     from attngen.bench.runner import measure
 
-    rows = []
+    rows: list[Row] = []
     for number, cell in enumerate(cells, 1):
         common.say(f"[{number}/{len(cells)}] {cell.label}")
         params = samples.params(cell.spec, given)
+        rounds, seed = settings["rounds"], settings["seed"]
         rows.append(measure(cell, peers, params=params, rounds=rounds, seed=seed, target=target, with_host=host))
+        if save is not None:
+            common.write_text(save, _document(rows, settings))
     return rows
 
 
-def _publish(
-    rows: list[Row], settings: dict[str, Any], as_json: bool, save: str | None, plot: str | None, markdown: bool
-) -> None:
+def _document(rows: list[Row], settings: dict[str, Any]) -> str:
+    from attngen.bench import machine, report
+
+    return json.dumps(report.as_json(rows, machine.describe(), settings), indent=1) + "\n"
+
+
+def _publish(rows: list[Row], settings: dict[str, Any], as_json: bool, plot: str | None, markdown: bool) -> None:
     from attngen.bench import machine, report
 
     about = machine.describe()
-    document = json.dumps(report.as_json(rows, about, settings), indent=1) + "\n"
-    if save is not None:
-        common.write_text(save, document)
     if plot is not None:
-        from pathlib import Path
-
         picture = report.picture(rows, about)
         common.write_bytes(Path(plot), picture.png() if plot.endswith(".png") else picture.svg().encode())
     if as_json:
-        common.write_text("-", document)
+        common.write_text("-", _document(rows, settings))
     elif markdown:
         common.write_text("-", report.markdown(rows, about))
     else:
         header, body = report.cells(rows)
         common.table(header, body)
-        common.say(
-            "TFLOP/s of the kept pairs; ± is half the spread of the rounds; "
-            + "; ".join(f"{k} {v}" for k, v in about.items())
-        )
+        machine_words = "; ".join(f"{k} {v}" for k, v in about.items())
+        common.say(f"TFLOP/s of the kept pairs; ± is half the spread of the rounds; {machine_words}")
     for line in report.absences(rows):
         common.say(f"not in the table: {line}")

@@ -254,3 +254,38 @@ def test_rounds_are_shuffled_and_every_slot_warms_itself() -> None:
         assert "".join(r) == "".join(n * 5 for n in order), (
             "three warm-up launches and two timed ones, one slot at a time"
         )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tries the command itself, on the CPU")
+def test_the_command_end_to_end(monkeypatch, tmp_path) -> None:
+    """Table, JSON, plot and exit code, with the CPU in place of a GPU."""
+    import functools
+
+    from typer.testing import CliRunner
+
+    from attngen.bench import runner, timing
+    from attngen.cli import bench as command
+    from attngen.cli.main import app
+
+    monkeypatch.setattr(command, "_need_gpu", lambda: None)
+    monkeypatch.setattr(timing, "SLOT_MS", 1.0)
+    monkeypatch.setattr(timing, "WARM_MS", 0.1)
+    monkeypatch.setattr(runner, "measure", functools.partial(runner.measure, device="cpu", ceiling_size=64))
+    shape = ["--seqlen", "40,64", "--batch", "1", "--heads", "2", "--rounds", "1"]
+    out, plot = tmp_path / "b.json", tmp_path / "b.svg"
+    done = CliRunner().invoke(
+        app, ["bench", str(EXAMPLES / "causal.attn"), *shape, "--peers", "fa3", "--save", str(out), "--plot", str(plot)]
+    )
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.splitlines()[0].split()[:2] == ["cell", "attngen"] and len(done.stdout.splitlines()) == 3
+    assert "[2/2] causal d128 64" in done.stderr and "not in the table: fa3: not installed" in done.stderr
+    assert len(json.loads(out.read_text())["rows"]) == 2
+    ET.fromstring(plot.read_text())
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("planted\nsecond line")
+
+    monkeypatch.setattr("attngen.api.build", broken)
+    done = CliRunner().invoke(app, ["bench", str(EXAMPLES / "causal.attn"), *shape, "--peers", "fa3", "--json"])
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["rows"][0]["absent"]["attngen"] == "failed: RuntimeError: planted"
