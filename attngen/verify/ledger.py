@@ -12,6 +12,8 @@ from collections import Counter
 from attngen.ir.plan import KernelPlan
 
 Events = dict[str, Counter[str]]
+#: Arrivals that the rings of K and V and the mailbox wait for, as the text spells `4 * warpgroups`.
+CONSUMER_WARPS = "4 * self.warpgroups"
 
 #: Call -> (what it does, index of the argument that names the barrier).
 _BARRIER_CALLS = {
@@ -124,4 +126,21 @@ def ledger_faults(tree: ast.Module, plan: KernelPlan) -> list[str]:
         for event in sorted(has.keys() | asks.keys()):
             if has[event] != asks[event]:
                 out.append(f"{method}: `{event}` stands {has[event]} times, the ledger asks for {asks[event]}")
+    for count in _consumer_warps(tree):
+        if count != CONSUMER_WARPS:
+            out.append(f"AttentionForward.kernel: warps is {count}, the ledger asks for {CONSUMER_WARPS}")
     return out
+
+
+def _consumer_warps(tree: ast.Module) -> list[str]:
+    """Every value that the name `warps`, the arrivals of a ring's empty barriers, is given."""
+    found = []
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Tuple)
+            and isinstance(node.value, ast.Tuple)
+        ):
+            pairs = zip(node.targets[0].elts, node.value.elts, strict=False)
+            found += [ast.unparse(value) for target, value in pairs if dotted(target) == "warps"]
+    return found
