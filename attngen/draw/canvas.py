@@ -136,21 +136,20 @@ def _svg_shape(kind: str, s: dict[str, Any]) -> str:
     )
 
 
-def _plot_shape(axes: Any, kind: str, s: dict[str, Any]) -> None:
+def _plot_shape(axes: Any, kind: str, s: dict[str, Any]) -> list[Any]:
     from matplotlib.collections import PolyCollection
     from matplotlib.patches import Polygon, Rectangle
 
     if kind == "rect":
         edge = s["stroke"] if s["line"] else "none"
-        axes.add_patch(
-            Rectangle((s["x"], s["y"]), s["w"], s["h"], facecolor=s["fill"], edgecolor=edge, linewidth=s["line"])
-        )
-    elif kind == "rects":
+        box = Rectangle((s["x"], s["y"]), s["w"], s["h"], facecolor=s["fill"], edgecolor=edge, linewidth=s["line"])
+        return [axes.add_patch(box)]
+    if kind == "rects":
         corners = [((x, y), (x + w, y), (x + w, y + h), (x, y + h)) for x, y, w, h in s["boxes"]]
-        axes.add_collection(PolyCollection(corners, facecolors=s["fill"], edgecolors="none"))
-    elif kind == "line":
+        return [axes.add_collection(PolyCollection(corners, facecolors=s["fill"], edgecolors="none"))]
+    if kind == "line":
         style = (0, (4, 3)) if s["dash"] else "solid"
-        axes.plot(
+        drawn: list[Any] = axes.plot(
             [s["x1"], s["x2"]],
             [s["y1"], s["y2"]],
             color=s["color"],
@@ -158,10 +157,11 @@ def _plot_shape(axes: Any, kind: str, s: dict[str, Any]) -> None:
             linestyle=style,
             solid_capstyle="butt",
         )
-    elif kind == "polygon":
-        axes.add_patch(Polygon(s["points"], closed=True, facecolor=s["fill"], edgecolor="none"))
-    else:
-        align = {"start": "left", "middle": "center", "end": "right"}[s["anchor"]]
-        words = _clean(s["words"]).replace("$", r"\$")
-        weight = "bold" if s["bold"] else "normal"
-        axes.text(s["x"], s["y"], words, fontsize=s["size"], color=s["color"], ha=align, va="baseline", weight=weight)
+        return drawn
+    if kind == "polygon":
+        return [axes.add_patch(Polygon(s["points"], closed=True, facecolor=s["fill"], edgecolor="none"))]
+    align = {"start": "left", "middle": "center", "end": "right"}[s["anchor"]]
+    words = _clean(s["words"]).replace("$", r"\$")
+    weight = "bold" if s["bold"] else "normal"
+    font: dict[str, Any] = {"fontsize": s["size"], "color": s["color"], "weight": weight}
+    return [axes.text(s["x"], s["y"], words, ha=align, va="baseline", **font)]
