@@ -47,8 +47,7 @@ def function(kernel, path: Path, index: int):
         subprocess.run(["cc", "-shared", "-o", str(shared), str(shared.with_suffix(".o"))], check=True)
     root = dsl_root()
     assert root is not None
-    for runtime in (root / "cu13").rglob("libcute_dsl_runtime.so"):
-        ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(root / "cu13" / "lib" / "libcute_dsl_runtime.so"), mode=ctypes.RTLD_GLOBAL)
     return tvm_ffi.load_module(str(shared))["kernel"]
 
 
