@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import keyword
 import math
 from collections.abc import Iterable
@@ -11,11 +12,16 @@ from attngen.ir.functions import FUNCTIONS, apply
 from attngen.ir.types import Type
 
 _WORDS = """
-absolute arith at b bars batch c copy cpasync cuda cute cutlass d device dim dims e epilogue exp exp2 floor floor_div
-floor_mod fma gemm group_heads h h_kv heads_kv heads_q hint i index inside j k keep kv_0 kv_idx limits load log log2
-lse m_block m_blocks main math mma_pv mma_qk n_block o options p pack phase plan q q_hi q_idx q_lo q_pos r ref rings
-row s score select self seqlen_kv seqlen_q sigmoid sink slot softmax_scale softplus sqrt stages state storage stream
-sys t tanh threads tile tile_counter tile_m tile_n tma_k tma_o tma_q tma_v torch turn v w warp warpgroup wg workers
+ELEMENT ELEMENT_BYTES HEAD_DIM_QK HEAD_DIM_V NEG_INF Ring SharedStorage SimpleNamespace SmemAllocator a absolute arith
+as_tensor at atom b bars bars_kv batch bounds c columns copy cpasync cuda cute cutlass d device dim dims e epilogue
+exp exp2 extent floor floor_div floor_mod fma full_min gemm group_heads h h_kv heads heads_kv heads_q hint i index
+indices inside j k k_major keep kernel kv_0 kv_head_bytes kv_heads kv_idx layout layout_k layout_o layout_q layout_v
+limits load log log2 lower_max lower_min lse mK mLSE mO mQ mV m_block m_blocks main math mbarriers mma_pv mma_qk
+mn_major n_block n_blocks n_min next_tile num_mbarriers num_tiles o op options p pack phase plan q q_empty q_full q_hi
+q_idx q_lo q_pos qhead_per_kvhead r ref ring rings row rows s sK sO sQ sV score select self seqlen_kv seqlen_q sigmoid
+sink slice_o slices slot sm90 softmax_scale softplus sqrt stages state storage store stream sys t take tanh tensor
+threads tile tile_counter tile_m tile_n tma tma_k tma_mK tma_mO tma_mQ tma_mV tma_o tma_q tma_v torch trailing turn
+upper_max upper_min v w warp warpgroup warps wg wide_k wide_v workers x
 """
 #: Words that the generated file defines or that Python and the DSL give a meaning; a name of a spec that is one of them
 #: gets a trailing underscore in the kernel.
@@ -39,6 +45,9 @@ _CUTE_CALLS: dict[str, str] = {
 
 _DSL_TYPES = {Type.BOOL: "Boolean", Type.INT: "Int32", Type.FLOAT: "Float32"}
 
+#: Longer names are cut, so that `name=name` fits a line.
+NAME_LENGTH = 40
+
 #: First character of the name of a part of an expression (see straight.py); no spec can write it.
 PART = "%"
 
@@ -49,10 +58,20 @@ def part_name(name: str) -> str:
 
 
 def safe_name(name: str) -> str:
-    """The name that a spec's param or tensor has in the kernel."""
-    if name.startswith("part_"):
+    """The name that a param or tensor of a spec has in the kernel.
+
+    A spec cannot declare a name that ends in an underscore, so what is changed meets no other name.
+    """
+    if len(name) > NAME_LENGTH:
+        return f"{name[:24]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}_"
+    if name.startswith("part_") or keyword.iskeyword(name) or name in KERNEL_WORDS or name.endswith("_"):
         return f"{name}_"
-    return f"{name}_" if keyword.iskeyword(name) or name in KERNEL_WORDS or name.endswith("_") else name
+    return name
+
+
+def dim_name(name: str) -> str:
+    """The name that a free axis of a captured tensor has in the kernel."""
+    return f"dim_{safe_name(name)}" if len(name) > NAME_LENGTH else f"dim_{name}"
 
 
 class CutePrinter:
@@ -94,8 +113,8 @@ class CutePrinter:
         if e.fn == "neg":
             return f"-{_wrap(args[0], _UNARY)}", _UNARY
         if e.fn == "not":
-            if isinstance(e.args[0], Const):  # `~True` is -2
-                return repr(not e.args[0].value), _CALL
+            if is_literal(e.args[0]):  # a Python bool, and `~True` is -2
+                return f"{_wrap(args[0], _SUM)} == False", _COMPARE
             return f"~{_wrap(args[0], _UNARY)}", _UNARY
         texts = [a[0] for a in args]
         if e.fn in ("min", "max"):
@@ -107,7 +126,7 @@ class CutePrinter:
             )
         call = _CUTE_CALLS[e.fn]
         self.used.add(call)
-        if e.fn == "where" and all(isinstance(n, Const | Apply) for a in e.args[1:] for n in walk(a)):
+        if e.fn == "where" and is_literal(*e.args[1:]):
             # two Python numbers have no type of the DSL that `select` could take over
             texts[1] = f"{_DSL_TYPES[e.type]}({texts[1]})"
         return f"{call}({', '.join(texts)})", _CALL
@@ -115,6 +134,11 @@ class CutePrinter:
     @staticmethod
     def _minmax(which: str, kind: Type) -> str:
         return f"cute.arch.f{which}" if kind is Type.FLOAT else f"cutlass.{which}"
+
+
+def is_literal(*exprs: Expr) -> bool:
+    """Whether nothing but constants is read: Python computes the value while the kernel is traced."""
+    return all(isinstance(n, Const | Apply) for e in exprs for n in walk(e))
 
 
 def _literal(e: Const) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attngen.emit.check_exprs import ScalarPrinter, TorchPrinter
-from attngen.emit.exprs import safe_name
-from attngen.emit.straight import straight_line
+from attngen.emit.exprs import dim_name, safe_name
+from attngen.emit.straight import fold, straight_line
 from attngen.ir.expr import Atom, Expr, params_of
 from attngen.ir.plan import PlanSet
 from attngen.ir.spec import AttentionSpec, ParamDecl, TensorDecl
@@ -97,11 +97,11 @@ def check_view(plan_set: PlanSet) -> CheckView:
         scale_rule=scale,
         scale=f"default_scale(*extra[:{len(spec.params)}])" if has_rule else scale,
         scalars=tuple(Scalar(safe_name(p.name), _example(p)) for p in spec.params),
-        tensors=tuple(Captured(safe_name(t.name), _maker(t, spec)) for t in spec.tensors),
+        tensors=tuple(Captured(safe_name(t.name), fold(_maker(t, spec))) for t in spec.tensors),
         is_bhsd=spec.layout is Layout.BHSD,
         uses_floor_div="floor_div" in printer.used,
         uses_take="take" in printer.used,
-        free_dims=tuple(Scalar(f"dim_{d}", "64") for d in free),
+        free_dims=tuple(Scalar(dim_name(d), "64") for d in free),
     )
 
 
@@ -120,7 +120,7 @@ def _example(p: ParamDecl) -> str:
 
 def _maker(t: TensorDecl, spec: AttentionSpec) -> str:
     known = {"head_dim": str(spec.head_dim_qk), "head_dim_v": str(spec.head_dim_v)}
-    extents = [str(d) if isinstance(d, int) else known.get(d, d if d in _KNOWN else f"dim_{d}") for d in t.dims]
+    extents = [str(d) if isinstance(d, int) else known.get(d, d if d in _KNOWN else dim_name(d)) for d in t.dims]
     shape = f"({', '.join(extents)},)" if extents else "(1,)"
     if t.dtype is DType.I32:
         made = f"torch.randint(0, 8, {shape}, device=device, dtype=torch.int32)"

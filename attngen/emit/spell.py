@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import textwrap
 
-from attngen.emit.exprs import CutePrinter, safe_name
+from attngen.emit.exprs import CutePrinter, dim_name, safe_name
 from attngen.emit.header import clipped, docstring, spelled
 from attngen.emit.selfcheck import check_view
-from attngen.emit.straight import straight_line
+from attngen.emit.straight import fold, straight_line
 from attngen.emit.view import Argument, Bounds, Clause, Dim, Formula, KernelView, MaskView, PlanView, Uses
 from attngen.ir.expr import Atom, Const, Expr
 from attngen.ir.forms import MaskForm
@@ -34,7 +34,7 @@ _ARGS = {
 
 
 def literal(meta: dict[str, object]) -> str:
-    """A dict of plain values as Python text, one entry a line, lists of dicts one item a line."""
+    """A dict of plain values as Python text, one entry a line, lists of dicts one item a line, nothing past 120."""
 
     def inline(value: object) -> str:
         if isinstance(value, dict):
@@ -43,12 +43,19 @@ def literal(meta: dict[str, object]) -> str:
             return "[" + ", ".join(inline(v) for v in value) + "]"
         return json.dumps(value) if isinstance(value, str) else repr(value)
 
-    def entry(value: object) -> str:
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            return "[\n" + "".join(f"        {inline(v)},\n" for v in value) + "    ]"
-        return inline(value)
+    def entry(value: object, room: int, indent: str) -> str:
+        text = inline(value)
+        tables = isinstance(value, list) and value and isinstance(value[0], dict)
+        if not isinstance(value, dict | list) or (len(text) <= room and not tables):
+            return text
+        deeper, room = indent + "    ", 118 - len(indent) - 4
+        if isinstance(value, list):
+            items = [f"{deeper}{entry(v, room, deeper)},\n" for v in value]
+            return "[\n" + "".join(items) + f"{indent}]"
+        fields = [f"{deeper}{json.dumps(k)}: {entry(v, room - len(k) - 4, deeper)},\n" for k, v in value.items()]
+        return "{\n" + "".join(fields) + f"{indent}}}"
 
-    return "{\n" + "".join(f"    {json.dumps(k)}: {entry(v)},\n" for k, v in meta.items()) + "}"
+    return entry(meta, 0, "")
 
 
 def _formula(printer: CutePrinter, e: Expr | None, args: str) -> Formula:
@@ -114,12 +121,13 @@ def arguments(spec: AttentionSpec) -> tuple[tuple[Argument, ...], tuple[Dim, ...
             elif d in known:
                 shape.append(known[d])
             else:
-                word = d if d in dims[:5] else f"dim_{d}"
+                word = d if d in dims[:5] else dim_name(d)
                 if word not in dims:
                     dims.append(word)
                 shape.append(word)
         extents = "".join(f", {x}" for x in (shape or ["1"]))
-        args.append(Argument(safe_name(t.name), "cute.Tensor", f"plain_tensor({_TENSOR_TYPES[t.dtype]}{extents})"))
+        example = fold(f"plain_tensor({_TENSOR_TYPES[t.dtype]}{extents})")
+        args.append(Argument(safe_name(t.name), "cute.Tensor", example))
     return tuple(args), tuple(Dim(d, json.dumps(d.removeprefix("dim_"))) for d in dims)
 
 

@@ -5,6 +5,7 @@ So emitted lines stay short and say things once.
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
@@ -53,13 +54,24 @@ def straight_line(
             if inner in waiting:
                 waiting.remove(inner)
                 place(inner)
-        lines.append(f"{part_name(word)} = {printer.plain(parts[word])}")
+        lines.append(f"{part_name(word)} = {fold(printer.plain(parts[word]))}")
 
     waiting = list(parts)
     while waiting:
         place(waiting.pop(0))
     bound = bindings([*parts.values(), *results], given) if from_problem else ()
-    return (*bound, *lines), tuple(printer.plain(e) for e in results)
+    return (*bound, *lines), tuple(fold(printer.plain(e)) for e in results)
+
+
+def fold(text: str) -> str:
+    """An expression that nothing could shorten, on several lines inside parentheses; any other as it is.
+
+    No text of an expression holds a string, so it may break at every space.
+    """
+    if len(text) <= WIDTH + 16:
+        return text
+    lines = textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+    return "(" + "\n".join(lines) + ")"
 
 
 def _shared(work: Sequence[Expr]) -> Expr | None:
