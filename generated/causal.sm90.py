@@ -50,7 +50,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "77aa443f2ba40026d5ae10e9108b0ce9e65dbf91987f7e902b75f75f47409910",
-    "body_sha256": "6181a35e466b92774c9bf9256745ef24313d43ac7ad7812052a3267c0cf4486f",
+    "body_sha256": "0266bd70cb0ec29142ffb75e8c1c9caef9da16b402e339d7779262e8ec62aa06",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -872,7 +872,9 @@ def compile_plan(index=0, options=""):
 # ---- self-check ----------------------------------------------------------------------------------------------------
 
 
-def reference(torch, q, k, v, softmax_scale):
+def reference(
+    torch, q, k, v, softmax_scale,
+):
     """The formula, term by term, in float64 torch: o and lse in the kernel's shapes."""
     (batch, seqlen_q, heads_q, _), (seqlen_kv, heads_kv) = q.shape, k.shape[1:3]
     device = q.device

@@ -50,7 +50,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "09651213de96b580f596fbc7a13a3456037f4e96bf39347604d83fb769d2b5ac",
-    "body_sha256": "3fd1b78c111a87aacabc011df2da645753e31910207ec543edd87aa5cae1e97f",
+    "body_sha256": "a9a865bd4999bedb30697b6634350cc5878938ce9d1b36cf0b3ab1993ced9349",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -846,7 +846,9 @@ def compile_plan(index=0, options=""):
 # ---- self-check ----------------------------------------------------------------------------------------------------
 
 
-def reference(torch, q, k, v, softmax_scale):
+def reference(
+    torch, q, k, v, softmax_scale,
+):
     """The formula, term by term, in float64 torch: o and lse in the kernel's shapes."""
     (batch, seqlen_q, heads_q, _), (seqlen_kv, heads_kv) = q.shape, k.shape[1:3]
     device = q.device

@@ -52,7 +52,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "5a31e5309c94fe1ff6a6a4363a59dfa48706a3e9b0f254f9d409909ca7c8bff2",
-    "body_sha256": "3708c8c9dce7809f685956decec5321366dcaf4fbe09520039d011f54abbabef",
+    "body_sha256": "5e18be422435f94a8d1f4b790e9145f8189855e552203299d147e1b2225e65fe",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -912,7 +912,11 @@ def compile_plan(index=0, options=""):
 # ---- self-check ----------------------------------------------------------------------------------------------------
 
 
-def reference(torch, q, k, v, softmax_scale, cap, keys):
+def reference(
+    torch, q, k, v, softmax_scale,
+    cap,
+    keys,
+):
     """The formula, term by term, in float64 torch: o and lse in the kernel's shapes."""
     (batch, seqlen_q, heads_q, _), (seqlen_kv, heads_kv) = q.shape, k.shape[1:3]
     device = q.device

@@ -53,7 +53,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "ab7efb4d26c195b234ba98ec0eadc128a46ebfb856443c937fadc10ba0da8463",
-    "body_sha256": "7b0ef8dacb7d4e401e8d69aeac00921b39908e7254949dbabae9544e6c715348",
+    "body_sha256": "e96df8d0eff9095bded7f74d19a12b6409ebf81e6bbbee15c69e265308e87294",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -921,7 +921,11 @@ def compile_plan(index=0, options=""):
 # ---- self-check ----------------------------------------------------------------------------------------------------
 
 
-def reference(torch, q, k, v, softmax_scale, window, sinks):
+def reference(
+    torch, q, k, v, softmax_scale,
+    window,
+    sinks,
+):
     """The formula, term by term, in float64 torch: o and lse in the kernel's shapes."""
     (batch, seqlen_q, heads_q, _), (seqlen_kv, heads_kv) = q.shape, k.shape[1:3]
     device = q.device

@@ -52,7 +52,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "68caaca6f8866a9ed9a0e6d0dd75271a3e614975750593dc34d4de20a830f34f",
-    "body_sha256": "e09907eb34b834bb80c4f089552e61f457d0b4ae5f1246725361f754fade8ab2",
+    "body_sha256": "de886723979802912a6521a31ff9e2ace4f0cbee02026d9d55f2c4db768e8430",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -914,7 +914,11 @@ def compile_plan(index=0, options=""):
 # ---- self-check ----------------------------------------------------------------------------------------------------
 
 
-def reference(torch, q, k, v, softmax_scale, half, is_global):
+def reference(
+    torch, q, k, v, softmax_scale,
+    half,
+    is_global,
+):
     """The formula, term by term, in float64 torch: o and lse in the kernel's shapes."""
     (batch, seqlen_q, heads_q, _), (seqlen_kv, heads_kv) = q.shape, k.shape[1:3]
     device = q.device

@@ -53,7 +53,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "e996f4ec5030b41c0a073655fe574025f7d7e53f5a6b5aaad2cae4856250813e",
-    "body_sha256": "f175c824196e00a368c2e1918f714ad4c76aaf4bd791cbea6abe311c83b0749a",
+    "body_sha256": "4b5beeb81efda3aa77946170511a8a2a86af9f057a26f3907cc1e47ad5ebc2a4",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -892,7 +892,10 @@ def compile_plan(index=0, options=""):
 # ---- self-check ----------------------------------------------------------------------------------------------------
 
 
-def reference(torch, q, k, v, softmax_scale, mscale):
+def reference(
+    torch, q, k, v, softmax_scale,
+    mscale,
+):
     """The formula, term by term, in float64 torch: o and lse in the kernel's shapes."""
     (batch, seqlen_q, heads_q, _), (seqlen_kv, heads_kv) = q.shape, k.shape[1:3]
     device = q.device
@@ -916,7 +919,9 @@ def reference(torch, q, k, v, softmax_scale, mscale):
     return o, lse, keep.expand(batch, heads_q, seqlen_q, seqlen_kv).double().mean().item()
 
 
-def default_scale(mscale):
+def default_scale(
+    mscale,
+):
     """The factor on <q, k> that the spec computes from its scalars."""
 
     return mscale * mscale / math.sqrt(192.0)

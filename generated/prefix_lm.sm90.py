@@ -49,7 +49,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "6f2cbbeb569654ec5a669e6ef24363f11572899b9bbb5245387db928c97d14bc",
-    "body_sha256": "4d2b9ac3ae5a06df9c9eb2f531dec3171c90fc4c33088256cd504d9fa44cefd1",
+    "body_sha256": "d6b1217aff2d5f90833a4f4a1e180fe925f95a7e0e7dae07aa71156c06e468b0",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -880,7 +880,10 @@ def compile_plan(index=0, options=""):
 # ---- self-check ----------------------------------------------------------------------------------------------------
 
 
-def reference(torch, q, k, v, softmax_scale, prefix):
+def reference(
+    torch, q, k, v, softmax_scale,
+    prefix,
+):
     """The formula, term by term, in float64 torch: o and lse in the kernel's shapes."""
     (batch, seqlen_q, heads_q, _), (seqlen_kv, heads_kv) = q.shape, k.shape[1:3]
     device = q.device

@@ -52,7 +52,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "179838e7cb9806fd20cbf4f7252479be82434b832a2eefb06081956d66fe9a56",
-    "body_sha256": "d7f9a90e1dbc0097ec21058004b4df9d10abd98a034dd979490df7a0c0fed045",
+    "body_sha256": "6f8c93a875195efb58e00a1636d27a1d89562ee110416469054957617e92db8d",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -887,7 +887,10 @@ def compile_plan(index=0, options=""):
 # ---- self-check ----------------------------------------------------------------------------------------------------
 
 
-def reference(torch, q, k, v, softmax_scale, table):
+def reference(
+    torch, q, k, v, softmax_scale,
+    table,
+):
     """The formula, term by term, in float64 torch: o and lse in the kernel's shapes."""
     (batch, seqlen_q, heads_q, _), (seqlen_kv, heads_kv) = q.shape, k.shape[1:3]
     device = q.device

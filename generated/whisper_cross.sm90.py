@@ -50,7 +50,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "bb68f6b9f42d904cab2ede1e68b354627933ba294dd4cd0fb119dc23981e5d54",
-    "body_sha256": "8a06e1bd5bb4385ca17e54b012e62e6205690f450ded3f447e61764a8a2f78ab",
+    "body_sha256": "f3f14b8f62a156012012be99561b0e29ddc8ded3c1ec7fab12cbe268a20f7e73",
     "layout": "bhsd",
     "dtype": "fp16",
     "out_dtype": "fp16",
@@ -846,7 +846,9 @@ def compile_plan(index=0, options=""):
 # ---- self-check ----------------------------------------------------------------------------------------------------
 
 
-def reference(torch, q, k, v, softmax_scale):
+def reference(
+    torch, q, k, v, softmax_scale,
+):
     """The formula, term by term, in float64 torch: o and lse in the kernel's shapes."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     (batch, seqlen_q, heads_q, _), (seqlen_kv, heads_kv) = q.shape, k.shape[1:3]
