@@ -171,7 +171,7 @@ def lower(e: Expr) -> Expr:
     `float(a ± b)` becomes `float(a) ± float(b)`, so that the part that does not move with the column is converted once
     a row (I2F runs at the rate of MUFU). Exact while positions stay below 2**24, where fp32 holds every integer.
     `x / y` becomes `x * (1 / y)`, so that a divisor that does not move with the column costs one reciprocal a row, not
-    one division an element; but not where a step follows (`STEPS`): 49 * (1 / 49) is below 1, and `int` of it is 0.
+    one division an element; but not where a step follows (`STEPS`): 41 * (1 / 41) is below 1, and `int` of it is 0.
     """
     return _lower(e, stepped=False)
 
