@@ -11,14 +11,15 @@ from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Type
 from attngen.passes.base import Reject
 from attngen.passes.compute import (
-    ADDRESS_REGISTERS,
     COORDINATE_REGISTERS,
+    WALK_REGISTERS,
     Candidate,
     expression_registers,
     fragment_registers,
     may_be_infinite,
     padded,
     plan_compute,
+    walk_registers,
 )
 from attngen.passes.cost import launch_cycles, tile_cost
 from attngen.passes.launch import plan_launch
@@ -79,12 +80,21 @@ def test_registers_of_the_fragments() -> None:
 
 def test_registers_of_expressions() -> None:
     """None without an element-wise clause; coordinates; then what loads that move with the column keep in flight."""
-    fixed = COORDINATE_REGISTERS + ADDRESS_REGISTERS
     slopes = S - load("slopes", H, dtype=DType.F32) * (QP - K)
-    assert expression_registers([], 128) == 0
-    assert expression_registers([(S + Q).e], 128) == expression_registers([slopes.e], 128) == COORDINATE_REGISTERS
-    assert expression_registers([FLAG_K.e], 128) == fixed + 32
-    assert expression_registers([(S + BIAS).e], 128) == fixed + 64
+    for t in (tile(2, 128), tile(3, 96)):
+        assert expression_registers([], t) == 0
+        assert expression_registers([(S + Q).e], t) == expression_registers([slopes.e], t) == COORDINATE_REGISTERS
+        by_column, by_pair = expression_registers([FLAG_K.e], t), expression_registers([(S + BIAS).e], t)
+        assert COORDINATE_REGISTERS + t.tile_n // 4 <= by_column < by_pair
+        assert by_pair >= COORDINATE_REGISTERS + t.tile_n // 2
+
+
+def test_registers_of_the_walk_over_a_union() -> None:
+    one, two = (mask_form(spec(ALL_MASKS[n])) for n in ("causal", "sink_tokens"))
+    assert (len(two.clauses), walk_registers(one), walk_registers(two)) == (2, 0, 2 * WALK_REGISTERS)
+    plain, union = (computed(128, warpgroups=3, tile_n=64, mask=ALL_MASKS[n]) for n in ("causal", "sink_tokens"))
+    assert union.expression_registers - plain.expression_registers == 2 * WALK_REGISTERS
+    assert isinstance(compute(spec(ALL_MASKS["sink_tokens"], d=128), 3, 80), Reject)
 
 
 def test_compute_rejects_what_would_spill() -> None:

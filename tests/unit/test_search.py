@@ -280,8 +280,8 @@ def test_a_hint_that_changes_nothing_is_no_gap(entry: str) -> None:
 
 def test_what_kernels_serve_has_no_gap() -> None:
     served = spec(
-        CAUSAL & (K < Q), f("tanh", S), d=72, dv=40, dtype=DType.FP16, layout=Layout.BHSD, sink=x(0.5), epilogue=O * 2.0,
-        out_dtype=DType.FP16,
+        CAUSAL & (K < Q), f("tanh", S), d=72, dv=40, dtype=DType.FP16, layout=Layout.BHSD, sink=x(0.5),
+        epilogue=O * 2.0, out_dtype=DType.FP16,
     )  # fmt: skip
     assert why_not(served, sm90.NAME) == ()
 
