@@ -47,7 +47,7 @@ def candidates(spec: AttentionSpec) -> Iterator[Candidate]:
 
 def plan_candidate(spec: AttentionSpec, form: MaskForm, candidate: Candidate, o_in_q: bool) -> KernelPlan | Reject:
     """Run one candidate through the passes."""
-    compute = plan_compute(spec, candidate)
+    compute = plan_compute(spec, form, candidate)
     if isinstance(compute, Reject):
         return compute
     memory = plan_memory(compute, spec.schedule.stages, o_in_q)

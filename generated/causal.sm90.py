@@ -44,7 +44,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "causal_fwd_sm_90_947acdcb",
+    "kernel_id": "causal_fwd_sm_90_5cb83f51",
     "name": "causal",
     "direction": "forward",
     "target": "sm_90a",

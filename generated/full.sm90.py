@@ -44,7 +44,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "full_fwd_sm_90_63700c7a",
+    "kernel_id": "full_fwd_sm_90_ca165081",
     "name": "full",
     "direction": "forward",
     "target": "sm_90a",

@@ -46,7 +46,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "gemma2_local_fwd_sm_90_dd83b911",
+    "kernel_id": "gemma2_local_fwd_sm_90_15c771cf",
     "name": "gemma2_local",
     "direction": "forward",
     "target": "sm_90a",

@@ -47,7 +47,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "gpt_oss_local_fwd_sm_90_0169d785",
+    "kernel_id": "gpt_oss_local_fwd_sm_90_2d32e5fc",
     "name": "gpt_oss_local",
     "direction": "forward",
     "target": "sm_90a",

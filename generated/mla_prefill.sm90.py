@@ -47,7 +47,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "mla_prefill_fwd_sm_90_8ffbdb7d",
+    "kernel_id": "mla_prefill_fwd_sm_90_d9b2c25e",
     "name": "mla_prefill",
     "direction": "forward",
     "target": "sm_90a",

@@ -45,7 +45,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "packing_fwd_sm_90_d335b290",
+    "kernel_id": "packing_fwd_sm_90_2b0d70c4",
     "name": "packing",
     "direction": "forward",
     "target": "sm_90a",

@@ -43,7 +43,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "prefix_lm_fwd_sm_90_d03544d5",
+    "kernel_id": "prefix_lm_fwd_sm_90_bef04657",
     "name": "prefix_lm",
     "direction": "forward",
     "target": "sm_90a",

@@ -44,7 +44,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "whisper_cross_fwd_sm_90_7765c740",
+    "kernel_id": "whisper_cross_fwd_sm_90_98087ac5",
     "name": "whisper_cross",
     "direction": "forward",
     "target": "sm_90a",

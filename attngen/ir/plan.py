@@ -49,6 +49,8 @@ class ComputePlan(Node):
     guard_interior: bool
     #: Scores beyond scaling: evaluated element by element.
     has_score: bool
+    #: Registers that expressions evaluated element by element take beside the fragments (coordinates, loads in flight).
+    expression_registers: int = 0
 
 
 class MaskPlan(Node):

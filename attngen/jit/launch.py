@@ -117,8 +117,10 @@ class Launcher:
                 # The kernel writes an LSE that nobody asked for: launches of one stream may share it.
                 lse = state.scratch.get(stream)
                 if lse is None or lse.shape != shape:
-                    lse = state.scratch[stream] = _empty(shape, dtype=_F32, device=state.device)
-                if return_lse:
+                    lse = _empty(shape, dtype=_F32, device=state.device)
+                    if not return_lse:
+                        state.scratch[stream] = lse
+                elif return_lse:
                     lse = _empty_like(lse)  # faster than torch.empty with a shape
         functions = self.functions
         function = functions[0]

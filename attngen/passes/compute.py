@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from attngen.ir.base import Node
-from attngen.ir.expr import Apply, Atom, Expr, Load, walk
+from attngen.ir.expr import Apply, Atom, Expr, Load, atoms_of, walk
+from attngen.ir.forms import MaskForm
 from attngen.ir.plan import ComputePlan, Rescale
 from attngen.ir.spec import AttentionSpec
 from attngen.passes.base import Reject
+from attngen.passes.mask_plan import element_test
 from attngen.targets import sm90
+
+#: Row and column numbers, and intermediate values of one element.
+COORDINATE_REGISTERS = 8
+#: Bounds of one clause of a union and its share of the run's state (fitted to compiled kernels: less spills).
+WALK_REGISTERS = 8
+#: Addresses of loads that move with the column.
+ADDRESS_REGISTERS = 16
 
 
 class Candidate(Node):
@@ -34,13 +45,38 @@ def may_be_infinite(score: Expr) -> bool:
     )
 
 
-def fragment_registers(candidate: Candidate, head_dim_v: int, elementwise: bool) -> int:
-    """32-bit registers of one consumer thread for S (fp32), P (packed pairs), O (fp32) and the element coordinates."""
+def fragment_registers(candidate: Candidate, head_dim_v: int, expressions: int) -> int:
+    """32-bit registers of one consumer thread for S (fp32), P (packed pairs), O (fp32) and the expressions."""
     s, p, o = candidate.tile_n // 2, candidate.tile_n // 4, padded(head_dim_v) // 2
-    return s + p + o + (8 if elementwise else 0)
+    return s + p + o + expressions
 
 
-def plan_compute(spec: AttentionSpec, candidate: Candidate) -> ComputePlan | Reject:
+def expression_registers(exprs: Iterable[Expr], candidate: Candidate) -> int:
+    """What element-wise expressions hold: coordinates, and loads that ptxas keeps in flight.
+
+    A thread owns tile_n / 4 columns of two rows. A load that moves with the column is hoisted for all of them, one
+    register a column, two where it moves with the row as well; with the wide budget of one or two warpgroups ptxas
+    hoists the 64-bit addresses too (fitted to compiled kernels: no spill in any example).
+    """
+    exprs = tuple(exprs)
+    if not exprs:
+        return 0
+    loads = {n for e in exprs for n in walk(e) if isinstance(n, Load) and "kv_idx" in atoms_of(n)}
+    if not loads:
+        return COORDINATE_REGISTERS
+    rowwise = any(atoms_of(n) & {"q_idx", "q_pos"} for n in loads)
+    in_flight = candidate.tile_n // 2 if rowwise else candidate.tile_n // 4
+    if candidate.warpgroups > 2:
+        return COORDINATE_REGISTERS + in_flight
+    return COORDINATE_REGISTERS + ADDRESS_REGISTERS + (2 * in_flight if rowwise else in_flight)
+
+
+def walk_registers(form: MaskForm) -> int:
+    """What the walk over the runs of a union holds across the loop: the tile bounds of every clause, and the run's."""
+    return WALK_REGISTERS * len(form.clauses) if len(form.clauses) > 1 else 0
+
+
+def plan_compute(spec: AttentionSpec, form: MaskForm, candidate: Candidate) -> ComputePlan | Reject:
     """Fix the MMA shapes of a candidate.
 
     Rewrite   (head dims, tile) -> m64 n{tile_n} k16 for Q K^T, m64 n{head_dim_v} k16 for P V with P from registers
@@ -49,14 +85,18 @@ def plan_compute(spec: AttentionSpec, candidate: Candidate) -> ComputePlan | Rej
     Sources   FlashAttention-3 (arXiv:2407.08608) section 3; docs/performance.md for the overhead
     """
     score = not isinstance(spec.score, Atom)
-    registers = fragment_registers(candidate, spec.head_dim_v, score)
+    elementwise = [spec.score] if score else []
+    if element_test(form) == "elements":
+        elementwise.append(form.mask)
+    expressions = expression_registers(elementwise, candidate) + walk_registers(form)
+    registers = fragment_registers(candidate, spec.head_dim_v, expressions)
     limit = sm90.REGISTERS[candidate.warpgroups][1]
     if registers + sm90.REGISTER_OVERHEAD > limit:
         return Reject(
             "compute",
             f"registers {registers} + {sm90.REGISTER_OVERHEAD} of {limit}: "
             f"S {candidate.tile_n // 2}, P {candidate.tile_n // 4}, O {padded(spec.head_dim_v) // 2}"
-            + (", score 8" if score else ""),
+            + (f", expressions {expressions}" if expressions else ""),
             (registers + sm90.REGISTER_OVERHEAD) / limit,
         )
     return ComputePlan(
@@ -71,4 +111,5 @@ def plan_compute(spec: AttentionSpec, candidate: Candidate) -> ComputePlan | Rej
         rescale=Rescale.ON_GROWTH,
         guard_interior=score and may_be_infinite(spec.score),
         has_score=score,
+        expression_registers=expressions,
     )

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from attngen.ir.expr import Const, Expr, const
 from attngen.ir.forms import Clause, MaskForm, TileBounds
 from attngen.ir.plan import ComputePlan, MaskPlan
 
 #: Interval tests cost two compares a clause; past this many the mask expression itself is cheaper.
 MAX_LIMIT_CLAUSES = 3
+
+
+def element_test(form: MaskForm) -> Literal["limits", "elements"]:
+    """How one element of a masked tile is tested: against per-row bounds, or by the mask expression."""
+    return "limits" if form.is_exact and len(form.clauses) <= MAX_LIMIT_CLAUSES else "elements"
 
 
 def _never_empty(form: MaskForm) -> MaskForm:
@@ -42,7 +49,7 @@ def plan_mask(form: MaskForm, compute: ComputePlan) -> MaskPlan:
     return MaskPlan(
         form=form,
         walk="interval" if one else "runs",
-        test="limits" if form.is_exact and len(form.clauses) <= MAX_LIMIT_CLAUSES else "elements",
+        test=element_test(form),
         has_right_edge=edge or not one,
         has_interior=interior,
         has_left_edge=lower and interior,

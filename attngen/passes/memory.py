@@ -66,7 +66,7 @@ def plan_memory(compute: ComputePlan, wanted_stages: int | None, o_in_q: bool) -
         smem_limit=sm90.SMEM_BYTES,
         o_in_q=o_in_q,
         fragment_registers=fragment_registers(
-            Candidate(warpgroups=c.warpgroups, tile_n=c.tile_n), c.head_dim_v, c.has_score
+            Candidate(warpgroups=c.warpgroups, tile_n=c.tile_n), c.head_dim_v, c.expression_registers
         ),
         register_limit=sm90.REGISTERS[c.warpgroups][1],
     )
