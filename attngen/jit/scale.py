@@ -65,8 +65,10 @@ def _with_allowed_sign(value: float, spec: AttentionSpec) -> float:
 
 
 def number(scale: Any, spec: AttentionSpec) -> float:
-    """`scale=` of a call as a float: a finite number, or a tensor without axes on the CPU; positive where the spec has no
-    score expression. Raises: AttnError E0603."""
+    """`scale=` of a call as a float: a finite number, or a tensor without axes on the CPU.
+
+    It is positive where the spec has no score expression. Raises: AttnError E0603.
+    """
     if isinstance(scale, torch.Tensor) and (scale.ndim or scale.device.type != "cpu"):
         raise error(
             "E0603",

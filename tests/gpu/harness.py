@@ -24,7 +24,9 @@ def built(spec: AttentionSpec) -> Attention:
     return _built[spec]
 
 
-def inputs(spec: AttentionSpec, b: int, sq: int, skv: int, hq: int, hkv: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
+def inputs(
+    spec: AttentionSpec, b: int, sq: int, skv: int, hq: int, hkv: int, seed: int = 0
+) -> tuple[torch.Tensor, ...]:
     """Random q, k, v on the GPU, contiguous in the spec's layout."""
     g = torch.Generator(device="cuda").manual_seed(seed)
     dtype = DTYPES[spec.dtype]
@@ -56,9 +58,9 @@ def verify(
     skv = wide_k.shape[1]
     tensors = {n: t.cuda() for n, t in tensors_for(spec, b, sq, skv, hq, seed=seed).items()}
     out, lse = poisoned(q, spec.head_dim_v, (b, hq, sq))
-    o, l = attn(q, k, v, out=out, lse=lse, return_lse=True, **named, **tensors)
+    o, rows = attn(q, k, v, out=out, lse=lse, return_lse=True, **named, **tensors)
     torch.cuda.synchronize()
-    assert o is out and l is lse
+    assert o is out and rows is lse
     (wide_o,) = bshd(spec, o)
-    assert_close(wide_o, spec, wide_q, wide_k, wide_v, lse=l, params=named, tensors=tensors)
-    return o, l
+    assert_close(wide_o, spec, wide_q, wide_k, wide_v, lse=rows, params=named, tensors=tensors)
+    return o, rows

@@ -453,7 +453,7 @@ def test_sm_margin_leaves_sms_free(
 
 @pytest.mark.parametrize("scale", [0.0, -0.125])
 def test_a_scale_that_is_not_positive_is_refused_without_a_score_expression(scale: float) -> None:
-    """The kernel takes row maxima of the raw products: a negative factor would turn them around, zero gives 0 * -inf."""
+    """The kernel takes row maxima of raw products: a negative factor would turn them around, zero gives 0 * -inf."""
     import attngen
 
     text = "attn 1\nattention a {{\n  head_dim = 64\n{}}}\n"
