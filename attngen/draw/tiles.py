@@ -8,6 +8,7 @@ from typing import Any
 
 from attngen.ir.forms import MaskForm
 from attngen.ir.plan import KernelPlan
+from attngen.ref.walk import tiles_of
 from attngen.samples import Shape
 
 
@@ -71,7 +72,7 @@ def tiling(
     ranges = _ranges(plan.mask.form, starts, step, shape, batch, head, params, tensors)
     tile_n = plan.compute.tile_n
     rows = tuple(
-        RowTile(start, min(start + step, shape.seqlen_q), _walk(plan.mask.walk, [r[i] for r in ranges], tile_n))
+        RowTile(start, min(start + step, shape.seqlen_q), _walk([r[i] for r in ranges], tile_n))
         for i, start in enumerate(starts)
     )
     return Tiling(step, tile_n, -(-shape.seqlen_kv // tile_n), rows)
@@ -108,34 +109,15 @@ def _ranges(
     ]
 
 
-def _walk(kind: str, clauses: list[Bounds], tile_n: int) -> tuple[Segment, ...]:
-    live, full = [], []
-    for lower_min, lower_max, upper_min, upper_max in clauses:
-        live.append((lower_min // tile_n, -(-upper_max // tile_n)) if upper_max > lower_min else (0, 0))
-        full.append((-(-lower_max // tile_n), upper_min // tile_n))
-    if kind == "interval":
-        return _run(*live[0], *full[0]) if live else ()
+def _walk(clauses: list[Bounds], tile_n: int) -> tuple[Segment, ...]:
+    """The visits of one row tile, neighbours that are treated alike as one segment; none where no key is live."""
+    if all(lower_min >= upper_max for lower_min, _, _, upper_max in clauses):
+        return ()
     segments: list[Segment] = []
-    for start, stop in reversed(_union(live)):
-        inside = [(max(a, start), min(b, stop)) for a, b in full]
-        segments += _run(start, stop, *max(inside, key=lambda f: f[1] - f[0]))
-    return tuple(segments)
-
-
-def _run(start: int, stop: int, full_start: int, full_stop: int) -> tuple[Segment, ...]:
-    """Descend through [start, stop): masked right of the full range, unmasked in it, masked left of it."""
-    full_start, full_stop = max(full_start, start), min(full_stop, stop)
-    if full_stop <= full_start:
-        return (Segment(stop - 1, start, True),) if stop > start else ()
-    parts = ((full_stop, stop, True), (full_start, full_stop, False), (start, full_start, True))
-    return tuple(Segment(b - 1, a, masked) for a, b, masked in parts if b > a)
-
-
-def _union(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for a, b in sorted(r for r in ranges if r[1] > r[0]):
-        if merged and a <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(b, merged[-1][1]))
+    for n_block, masked in tiles_of(clauses, tile_n):
+        last = segments[-1] if segments else None
+        if last is not None and last.masked == masked and last.last == n_block + 1:
+            segments[-1] = Segment(last.first, n_block, masked)
         else:
-            merged.append((a, b))
-    return merged
+            segments.append(Segment(n_block, n_block, masked))
+    return tuple(segments)

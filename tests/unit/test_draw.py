@@ -51,15 +51,18 @@ def test_tiles_are_those_of_the_plan_execution(name, given, rows, keys) -> None:
 
 
 def test_segments_descend() -> None:
-    assert _walk("interval", [(0, 100, 300, 400)], 100) == (
+    assert _walk([(0, 100, 300, 400)], 100) == (
         Segment(3, 3, True),
         Segment(2, 1, False),
         Segment(0, 0, True),
     )
-    assert _walk("interval", [(0, 0, 0, 400)], 100) == (Segment(3, 0, True),)
-    assert _walk("interval", [(200, 200, 200, 200)], 100) == ()
-    assert _walk("runs", [(0, 0, 100, 120), (300, 310, 400, 400)], 100) == (
+    assert _walk([(0, 0, 0, 400)], 100) == (Segment(3, 0, True),)
+    assert _walk([(200, 200, 200, 200)], 100) == ()
+    assert _walk([(0, 0, 100, 120), (300, 310, 400, 400)], 100) == (
         Segment(3, 3, True), Segment(1, 1, True), Segment(0, 0, False),
+    )  # fmt: skip
+    assert _walk([(0, 0, 100, 120), (200, 200, 400, 400)], 100) == (  # a tile that is full for any clause is unmasked
+        Segment(3, 2, False), Segment(1, 1, True), Segment(0, 0, False),
     )  # fmt: skip
 
 
