@@ -1,4 +1,4 @@
-"""The callable on a Hopper GPU, with real kernels: results, refusals, streams, graphs, torch.compile. Host cost: `attngen bench --host`."""
+"""The callable on a Hopper GPU: results, refusals, streams, graphs, torch.compile. Host cost: `attngen bench --host`."""
 
 from __future__ import annotations
 
@@ -77,10 +77,8 @@ def test_results_and_the_cache(plain: Attention, folder: Path) -> None:
     o, lse = plain(q, k, v, return_lse=True)
     assert agrees(plain, o, q, k, v) and lse.shape == (2, 4, 70)
     assert plain.path is not None and plain.path.is_relative_to(folder)
-    start = time.perf_counter()
     again = attngen.build(FULL, cache_dir=folder)
-    seconds = time.perf_counter() - start
-    assert torch.equal(again(q, k, v), o) and seconds < 0.2
+    assert torch.equal(again(q, k, v), o)
     assert torch.equal(pickle.loads(pickle.dumps(plain))(q, k, v), o)
     out = torch.empty_like(o)
     assert plain(q, k, v, out=out) is out and torch.equal(out, o)
