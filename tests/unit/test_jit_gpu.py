@@ -1,4 +1,4 @@
-"""The callable on a Hopper GPU: results, refusals, streams, graphs, torch.compile. Host cost: `attngen bench --host`."""
+"""The callable on a Hopper GPU: results, refusals, streams, graphs, torch.compile. Cost: `attngen bench --host`."""
 
 from __future__ import annotations
 
