@@ -38,7 +38,7 @@ def make_plan(
             ranges_per_warpgroup=one if ranges_per_warpgroup is None else ranges_per_warpgroup,
         ),
         schedule=SchedulePlan(
-            roles=(), pipelines=(), named_barriers=(), pingpong=False, order="linear", l2_group_bytes=0, wait_hint=False
+            roles=(), pipelines=(), named_barriers=(), pingpong=False, order="linear", l2_group_bytes=0
         ),
         memory=MemoryPlan(
             kv_stages=2, buffers=(), smem_bytes=0, smem_limit=0, o_in_q=False, fragment_registers=0, register_limit=0

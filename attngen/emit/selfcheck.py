@@ -12,24 +12,10 @@ from attngen.ir.plan import PlanSet
 from attngen.ir.spec import AttentionSpec, ParamDecl, TensorDecl
 from attngen.ir.types import DType, Layout, Type
 
+#: Names that `reference` holds; nothing is read from a problem `p`.
 _ATOMS = frozenset(
-    (
-        "b",
-        "h",
-        "h_kv",
-        "q_idx",
-        "kv_idx",
-        "q_pos",
-        "seqlen_q",
-        "seqlen_kv",
-        "heads_q",
-        "heads_kv",
-        "batch",
-        "s",
-        "o",
-        "d",
-    )
-)
+    ("b", "h", "h_kv", "q_idx", "kv_idx", "q_pos", "seqlen_q", "seqlen_kv", "heads_q", "heads_kv", "batch", "s", "o")
+) | {"d"}
 
 
 @dataclass(frozen=True)
@@ -52,9 +38,10 @@ class Captured:
 class CheckView:
     """Torch texts of the clauses, names of the extra arguments, sample inputs."""
 
+    mask_lines: tuple[str, ...]
+    mask: str
     lines: tuple[str, ...]
     score: str
-    mask: str
     has_sink: bool
     sink: str
     has_epilogue: bool
@@ -64,6 +51,7 @@ class CheckView:
     scale_lines: tuple[str, ...]
     scale_rule: str
     scale: str
+    has_extra: bool
     scalars: tuple[Scalar, ...]
     tensors: tuple[Captured, ...]
     is_bhsd: bool
@@ -77,18 +65,20 @@ def check_view(plan_set: PlanSet) -> CheckView:
     spec = plan_set.spec
     printer = TorchPrinter()
     has_epilogue = not isinstance(spec.epilogue, Atom)
-    exprs: list[Expr] = [spec.score, spec.mask, *([spec.sink] if spec.sink is not None else [])]
+    mask_lines, (mask,) = straight_line(printer, [spec.mask], _ATOMS, from_problem=False)
+    exprs: list[Expr] = [spec.score, *([spec.sink] if spec.sink is not None else [])]
     lines, texts = straight_line(printer, exprs, _ATOMS, from_problem=False)
     epilogue_lines, (epilogue,) = straight_line(printer, [spec.epilogue], _ATOMS, from_problem=False)
     free = sorted({d for t in spec.tensors for d in t.dims if isinstance(d, str)} - _KNOWN)
     scale_lines, (scale,) = straight_line(ScalarPrinter(), [spec.scale], _ATOMS, from_problem=False)
     has_rule = bool(scale_lines or params_of(spec.scale))
     return CheckView(
+        mask_lines=mask_lines,
+        mask=mask,
         lines=lines,
         score=texts[0],
-        mask=texts[1],
         has_sink=spec.sink is not None,
-        sink=texts[2] if spec.sink is not None else "",
+        sink=texts[1] if spec.sink is not None else "",
         has_epilogue=has_epilogue,
         epilogue_lines=epilogue_lines if has_epilogue else (),
         epilogue=epilogue if has_epilogue else "",
@@ -96,6 +86,7 @@ def check_view(plan_set: PlanSet) -> CheckView:
         scale_lines=scale_lines,
         scale_rule=scale,
         scale=f"default_scale(*extra[:{len(spec.params)}])" if has_rule else scale,
+        has_extra=bool(spec.params or spec.tensors),
         scalars=tuple(Scalar(safe_name(p.name), _example(p)) for p in spec.params),
         tensors=tuple(Captured(safe_name(t.name), fold(_maker(t, spec))) for t in spec.tensors),
         is_bhsd=spec.layout is Layout.BHSD,

@@ -91,7 +91,6 @@ class PlanView:
     producer_registers: int
     consumer_registers: int
     l2_group_bytes: int
-    wait_hint: bool
 
 
 @dataclass(frozen=True)
@@ -134,12 +133,14 @@ class KernelView:
     sink: Formula
     has_epilogue: bool
     epilogue: Formula
-    guard: str
+    step_may_be_empty: str
+    finish_first_note: str
     pingpong: bool
     rescale_on_growth: bool
     o_has_own_buffer: bool
     o_in_q_buffer: bool
     q_empty_arrivals: int
+    q_empty_note: str
     has_groups: bool
     order_note: str
     layout_note: str

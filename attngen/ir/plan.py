@@ -106,8 +106,6 @@ class SchedulePlan(Node):
     order: Literal["linear", "lpt"]
     #: Heads walk the row tiles together in groups whose K and V fit this many bytes of L2; 0: one head after the other.
     l2_group_bytes: int
-    #: mbarrier waits with a suspend-time hint.
-    wait_hint: bool
 
 
 class Buffer(Node):

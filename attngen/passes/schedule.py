@@ -71,5 +71,4 @@ def plan_schedule(
         pingpong=turn,
         order="lpt" if chosen == "lpt" else "linear",
         l2_group_bytes=l2_budget(c) if chosen == "lpt" else 0,
-        wait_hint=True,
     )

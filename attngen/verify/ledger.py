@@ -17,7 +17,6 @@ CONSUMER_WARPS = "4 * self.warpgroups"
 
 #: Call -> (what it does, index of the argument that names the barrier).
 _BARRIER_CALLS = {
-    "mbarrier_wait": "wait",
     "cute.arch.mbarrier_wait": "wait",
     "cute.arch.mbarrier_arrive": "arrive",
     "cute.arch.mbarrier_arrive_and_expect_tx": "announce",

@@ -20,7 +20,7 @@ _IMPORTS = {"copy", "math", "sys", "dataclasses", "types", "cuda", "cutlass", "t
 _CALLS = {"exec", "eval", "compile", "open", "input", "breakpoint", "globals", "setattr", "delattr", "__import__"}
 _ELEMENT = {DType.BF16: "cutlass.BFloat16", DType.FP16: "cutlass.Float16"}
 #: What the module must define, once.
-_MODULE = ("ATTN_META", "ELEMENT", "HEAD_DIM_QK", "HEAD_DIM_V", "BARRIER_TURN", "BARRIER_STORE", "PLANS", "LIMITS")
+_MODULE = ("ATTN_META", "ELEMENT", "HEAD_DIM_QK", "HEAD_DIM_V", "BARRIER_STORE", "PLANS", "LIMITS")
 #: Shared-memory tensors, defined once, in `kernel`.
 _BUFFERS = ("sQ", "sK", "sV", "sO")
 
@@ -96,7 +96,8 @@ def _names(tree: ast.Module, nodes: Sequence[ast.AST], plan_set: PlanSet) -> Ite
         names = Counter(n.name for n in scope.body if isinstance(n, ast.FunctionDef | ast.ClassDef))
         yield from (f"defines {n} twice" for n, count in sorted(names.items()) if count > 1)
     module = Counter(n for node in tree.body if isinstance(node, ast.Assign) for n in _targets(node))
-    for word in sorted({*_MODULE, *module}):
+    turn = ["BARRIER_TURN"] if plan_set.plans[0].schedule.pingpong else []
+    for word in sorted({*_MODULE, *turn, *module}):
         if module[word] != 1:
             yield f"{word} is defined {module[word]} times"
     kernel = _method(tree, "AttentionForward", "kernel")
@@ -164,7 +165,6 @@ def _numbers(tree: ast.Module, plan_set: PlanSet) -> Iterator[str]:
             "producer_registers": p.schedule.roles[0].registers,
             "consumer_registers": p.schedule.roles[-1].registers,
             "l2_group_bytes": p.schedule.l2_group_bytes,
-            "wait_hint": p.schedule.wait_hint,
         }
         for field in sorted(stated.keys() | planned.keys()):
             if stated.get(field) != planned.get(field):
