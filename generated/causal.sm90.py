@@ -54,7 +54,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "77aa443f2ba40026d5ae10e9108b0ce9e65dbf91987f7e902b75f75f47409910",
-    "body_sha256": "dd69a7924351ba8cda93c65e313e9845e6dd35039044d7cb731389716a6cf7a9",
+    "body_sha256": "e9ca23928db28ae0eb0d148aa1e6ff63e2d4dacc202f15b3fe3f9ad390b8541d",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -77,6 +77,7 @@ HEAD_DIM_QK = 128
 HEAD_DIM_V = 128
 
 NEG_INF = -float("inf")
+LOWEST = -(2.0**31)  # in log2 units; below it fp32 does not resolve a score, which then counts as -inf
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000  # L2 policies of a TMA load: cute's CacheHintSm90
@@ -713,7 +714,7 @@ class AttentionForward:
         """Raise the references to the running maxima; sums follow at once, O by `w.o_scale` once its GEMM is done."""
         for r in range(2):
             grown = cute.arch.fmax(quad_max(own[r]) * w.scale_log2, w.row_ref[r])
-            finite = select(grown == NEG_INF, 0.0, grown) if may_be_empty else grown
+            finite = select(grown < LOWEST, 0.0, grown) if may_be_empty else grown
             w.o_scale[r] = exp2(w.row_ref[r] - finite)
             w.row_ref[r] = grown
             w.row_sum[r] = w.row_sum[r] * w.o_scale[r]
@@ -749,7 +750,7 @@ class AttentionForward:
             self.grow_rows_if(w, own[0], own[1], vote, may_be_empty)
         tile_sum = [None, None]
         for r in range(2):
-            ref = select(w.row_ref[r] == NEG_INF, 0.0, w.row_ref[r]) if may_be_empty else w.row_ref[r]
+            ref = select(w.row_ref[r] < LOWEST, 0.0, w.row_ref[r]) if may_be_empty else w.row_ref[r]
             sums = [None, None]
             for j in range(self.tile_n // 8):
                 for e in range(2):

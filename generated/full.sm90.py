@@ -54,7 +54,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "09651213de96b580f596fbc7a13a3456037f4e96bf39347604d83fb769d2b5ac",
-    "body_sha256": "5165bb48b4add1ffae300d5cabcb28332305bc2b9ab78697e7df60929103ea40",
+    "body_sha256": "06cd82cbfeda5960de74ec8e0332ede3bad14d4ff782be28d73122859c4ca424",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -77,6 +77,7 @@ HEAD_DIM_QK = 128
 HEAD_DIM_V = 128
 
 NEG_INF = -float("inf")
+LOWEST = -(2.0**31)  # in log2 units; below it fp32 does not resolve a score, which then counts as -inf
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000  # L2 policies of a TMA load: cute's CacheHintSm90
@@ -686,7 +687,7 @@ class AttentionForward:
         """Raise the references to the running maxima; sums follow at once, O by `w.o_scale` once its GEMM is done."""
         for r in range(2):
             grown = cute.arch.fmax(quad_max(own[r]) * w.scale_log2, w.row_ref[r])
-            finite = select(grown == NEG_INF, 0.0, grown) if may_be_empty else grown
+            finite = select(grown < LOWEST, 0.0, grown) if may_be_empty else grown
             w.o_scale[r] = exp2(w.row_ref[r] - finite)
             w.row_ref[r] = grown
             w.row_sum[r] = w.row_sum[r] * w.o_scale[r]
@@ -722,7 +723,7 @@ class AttentionForward:
             self.grow_rows_if(w, own[0], own[1], vote, may_be_empty)
         tile_sum = [None, None]
         for r in range(2):
-            ref = select(w.row_ref[r] == NEG_INF, 0.0, w.row_ref[r]) if may_be_empty else w.row_ref[r]
+            ref = select(w.row_ref[r] < LOWEST, 0.0, w.row_ref[r]) if may_be_empty else w.row_ref[r]
             sums = [None, None]
             for j in range(self.tile_n // 8):
                 for e in range(2):

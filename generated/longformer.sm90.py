@@ -50,13 +50,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "longformer_fwd_sm_90_372af81a",
+    "kernel_id": "longformer_fwd_sm_90_f00d688f",
     "name": "longformer",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "68caaca6f8866a9ed9a0e6d0dd75271a3e614975750593dc34d4de20a830f34f",
-    "body_sha256": "8e854a2b108513115640a5459a6beda32222b32850f1448537c0806f18f8fcf7",
+    "body_sha256": "8d376e73b28d52d4987b15edbc973900b6616b4ab158e2bc1b7f34bf962a1b9f",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -83,6 +83,7 @@ HEAD_DIM_QK = 64
 HEAD_DIM_V = 64
 
 NEG_INF = -float("inf")
+LOWEST = -(2.0**31)  # in log2 units; below it fp32 does not resolve a score, which then counts as -inf
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000  # L2 policies of a TMA load: cute's CacheHintSm90
@@ -479,8 +480,8 @@ class AttentionForward:
         half = p.half
         bounds = (
             (
-                cutlass.min(cutlass.max(q_lo - half, 0), seqlen_kv),
-                cutlass.min(cutlass.max(q_hi - half, 0), seqlen_kv),
+                cutlass.min(cutlass.max(q_lo - cutlass.min(half, 2**30), 0), seqlen_kv),
+                cutlass.min(cutlass.max(q_hi - cutlass.min(half, 2**30), 0), seqlen_kv),
                 cutlass.min(q_lo + cutlass.min(half, 2**30) + 1, seqlen_kv),
                 cutlass.min(q_hi + cutlass.min(half, 2**30) + 1, seqlen_kv),
             ),
@@ -764,7 +765,7 @@ class AttentionForward:
         """Raise the references to the running maxima; sums follow at once, O by `w.o_scale` once its GEMM is done."""
         for r in range(2):
             grown = cute.arch.fmax(quad_max(own[r]) * w.scale_log2, w.row_ref[r])
-            finite = select(grown == NEG_INF, 0.0, grown) if may_be_empty else grown
+            finite = select(grown < LOWEST, 0.0, grown) if may_be_empty else grown
             w.o_scale[r] = exp2(w.row_ref[r] - finite)
             w.row_ref[r] = grown
             w.row_sum[r] = w.row_sum[r] * w.o_scale[r]
@@ -800,7 +801,7 @@ class AttentionForward:
             self.grow_rows_if(w, own[0], own[1], vote, may_be_empty)
         tile_sum = [None, None]
         for r in range(2):
-            ref = select(w.row_ref[r] == NEG_INF, 0.0, w.row_ref[r]) if may_be_empty else w.row_ref[r]
+            ref = select(w.row_ref[r] < LOWEST, 0.0, w.row_ref[r]) if may_be_empty else w.row_ref[r]
             sums = [None, None]
             for j in range(self.tile_n // 8):
                 for e in range(2):

@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "e996f4ec5030b41c0a073655fe574025f7d7e53f5a6b5aaad2cae4856250813e",
-    "body_sha256": "f5c4c1a6d44d27e7a99860486a640a5e1e033a3db6d51be1e9a47ca22d2ad157",
+    "body_sha256": "148ae16aede975646c0769fa143a18e7fe95fe8885cf9e5d5a841e822255550b",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -83,6 +83,7 @@ HEAD_DIM_QK = 192
 HEAD_DIM_V = 128
 
 NEG_INF = -float("inf")
+LOWEST = -(2.0**31)  # in log2 units; below it fp32 does not resolve a score, which then counts as -inf
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000  # L2 policies of a TMA load: cute's CacheHintSm90
@@ -731,7 +732,7 @@ class AttentionForward:
         """Raise the references to the running maxima; sums follow at once, O by `w.o_scale` once its GEMM is done."""
         for r in range(2):
             grown = cute.arch.fmax(quad_max(own[r]) * w.scale_log2, w.row_ref[r])
-            finite = select(grown == NEG_INF, 0.0, grown) if may_be_empty else grown
+            finite = select(grown < LOWEST, 0.0, grown) if may_be_empty else grown
             w.o_scale[r] = exp2(w.row_ref[r] - finite)
             w.row_ref[r] = grown
             w.row_sum[r] = w.row_sum[r] * w.o_scale[r]
@@ -767,7 +768,7 @@ class AttentionForward:
             self.grow_rows_if(w, own[0], own[1], vote, may_be_empty)
         tile_sum = [None, None]
         for r in range(2):
-            ref = select(w.row_ref[r] == NEG_INF, 0.0, w.row_ref[r]) if may_be_empty else w.row_ref[r]
+            ref = select(w.row_ref[r] < LOWEST, 0.0, w.row_ref[r]) if may_be_empty else w.row_ref[r]
             sums = [None, None]
             for j in range(self.tile_n // 8):
                 for e in range(2):

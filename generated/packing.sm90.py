@@ -55,7 +55,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0e36a0a04680916081cafd12260357a86ee4407e18ddcaaf30350e9f81befdd4",
-    "body_sha256": "f61939bbab8a8d4c9b4c5b2e97d1f3357ac1f19eeb19f58e1e4ee068af8d3cf8",
+    "body_sha256": "a5ac18f62c66dd3958cc822a1fba948e748e326beb79f50c78e650bcc26c3d84",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -80,6 +80,7 @@ HEAD_DIM_QK = 128
 HEAD_DIM_V = 128
 
 NEG_INF = -float("inf")
+LOWEST = -(2.0**31)  # in log2 units; below it fp32 does not resolve a score, which then counts as -inf
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000  # L2 policies of a TMA load: cute's CacheHintSm90
@@ -738,7 +739,7 @@ class AttentionForward:
         """Raise the references to the running maxima; sums follow at once, O by `w.o_scale` once its GEMM is done."""
         for r in range(2):
             grown = cute.arch.fmax(quad_max(own[r]) * w.scale_log2, w.row_ref[r])
-            finite = select(grown == NEG_INF, 0.0, grown) if may_be_empty else grown
+            finite = select(grown < LOWEST, 0.0, grown) if may_be_empty else grown
             w.o_scale[r] = exp2(w.row_ref[r] - finite)
             w.row_ref[r] = grown
             w.row_sum[r] = w.row_sum[r] * w.o_scale[r]
@@ -774,7 +775,7 @@ class AttentionForward:
             self.grow_rows_if(w, own[0], own[1], vote, may_be_empty)
         tile_sum = [None, None]
         for r in range(2):
-            ref = select(w.row_ref[r] == NEG_INF, 0.0, w.row_ref[r]) if may_be_empty else w.row_ref[r]
+            ref = select(w.row_ref[r] < LOWEST, 0.0, w.row_ref[r]) if may_be_empty else w.row_ref[r]
             sums = [None, None]
             for j in range(self.tile_n // 8):
                 for e in range(2):
@@ -813,7 +814,7 @@ class AttentionForward:
         q_pos = q_idx + p.seqlen_kv - p.seqlen_q
         start = p.start
         return (
-            (at(start, b, q_pos), q_pos + 1),
+            (cutlass.max(at(start, b, q_pos), 0), q_pos + 1),
         )
 
     def apply_mask(self, w, n_block):

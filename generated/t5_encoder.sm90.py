@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "179838e7cb9806fd20cbf4f7252479be82434b832a2eefb06081956d66fe9a56",
-    "body_sha256": "144da9ae7b6893df49e08ef899aac3f7825d78d100efefe58c1ac90798506c26",
+    "body_sha256": "6d0783823b4e5b43a4fed78dcc3a6fc6ecf330ef79b43dcd2ea81fef3faca77a",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -82,6 +82,7 @@ HEAD_DIM_QK = 64
 HEAD_DIM_V = 64
 
 NEG_INF = -float("inf")
+LOWEST = -(2.0**31)  # in log2 units; below it fp32 does not resolve a score, which then counts as -inf
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000  # L2 policies of a TMA load: cute's CacheHintSm90
@@ -715,7 +716,7 @@ class AttentionForward:
         """Raise the references to the running maxima; sums follow at once, O by `w.o_scale` once its GEMM is done."""
         for r in range(2):
             grown = cute.arch.fmax(quad_max(own[r]) * w.scale_log2, w.row_ref[r])
-            finite = select(grown == NEG_INF, 0.0, grown) if may_be_empty else grown
+            finite = select(grown < LOWEST, 0.0, grown) if may_be_empty else grown
             w.o_scale[r] = exp2(w.row_ref[r] - finite)
             w.row_ref[r] = grown
             w.row_sum[r] = w.row_sum[r] * w.o_scale[r]
@@ -751,7 +752,7 @@ class AttentionForward:
             self.grow_rows_if(w, own[0], own[1], vote, may_be_empty)
         tile_sum = [None, None]
         for r in range(2):
-            ref = select(w.row_ref[r] == NEG_INF, 0.0, w.row_ref[r]) if may_be_empty else w.row_ref[r]
+            ref = select(w.row_ref[r] < LOWEST, 0.0, w.row_ref[r]) if may_be_empty else w.row_ref[r]
             sums = [None, None]
             for j in range(self.tile_n // 8):
                 for e in range(2):

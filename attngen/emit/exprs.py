@@ -12,7 +12,7 @@ from attngen.ir.functions import FUNCTIONS, apply
 from attngen.ir.types import Type
 
 _WORDS = """
-ELEMENT ELEMENT_BYTES HEAD_DIM_QK HEAD_DIM_V NEG_INF Ring SharedStorage SimpleNamespace SmemAllocator a absolute
+ELEMENT ELEMENT_BYTES HEAD_DIM_QK HEAD_DIM_V LOWEST NEG_INF Ring SharedStorage SimpleNamespace SmemAllocator a absolute
 arith as_tensor at atom b bars bars_kv batch bounds c columns copy cpasync cuda cute cutlass d device dim dims e
 epilogue exp exp2 extent floor floor_div floor_mod fma full_min gemm group_heads h h_kv heads heads_kv heads_q hint i
 index indices inside j k k_major keep kernel kv_0 kv_head_bytes kv_heads kv_idx layout layout_k layout_o layout_q

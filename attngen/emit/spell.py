@@ -11,13 +11,16 @@ from attngen.emit.selfcheck import check_view
 from attngen.emit.straight import fold, straight_line
 from attngen.emit.view import Argument, Bounds, Clause, Dim, Formula, KernelView, MaskView, PlanView, Uses
 from attngen.ir.expr import Atom, Const, Expr
-from attngen.ir.forms import MaskForm
+from attngen.ir.forms import Clause as MaskClause
 from attngen.ir.functions import apply
 from attngen.ir.plan import KernelPlan, PlanSet, Rescale
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout, Type
+from attngen.passes.facts import Facts, facts_of, may_underflow
 
 _ELEMENT = {DType.BF16: ("cutlass.BFloat16", "bf16x2"), DType.FP16: ("cutlass.Float16", "f16x2")}
+#: References below this are none: `score * log2(e) - reference` would be off by more than P and its sum hold.
+_LOWEST = {DType.BF16: "-(2.0**31)", DType.FP16: "-(2.0**27)"}
 _TENSOR_TYPES = {
     DType.BF16: "cutlass.BFloat16",
     DType.FP16: "cutlass.Float16",
@@ -65,10 +68,10 @@ def _formula(printer: CutePrinter, e: Expr | None, args: str) -> Formula:
     return Formula(clipped(spelled(e)), value, lines)
 
 
-def mask_view(printer: CutePrinter, plan: KernelPlan) -> MaskView:
+def mask_view(printer: CutePrinter, plan: KernelPlan, facts: Facts) -> MaskView:
     """Spell the mask slot."""
     mask, form = plan.mask, plan.mask.form
-    rows = tuple(_row_clause(form, i) for i in range(len(form.clauses)))
+    rows = tuple(_row_clause(c, facts) for c in form.clauses)
     by_limits = mask.test == "limits"
     lower = any(c.lower is not None for c in form.clauses)
     bounds = [(b.lower_min, b.lower_max, b.upper_min, b.upper_max) for b in form.bounds]
@@ -95,14 +98,16 @@ def mask_view(printer: CutePrinter, plan: KernelPlan) -> MaskView:
     )
 
 
-def _row_clause(form: MaskForm, i: int) -> tuple[Expr, Expr]:
-    """[lower, upper) of one clause for a row, empty where the clause does not apply to it."""
-    c = form.clauses[i]
+def _row_clause(c: MaskClause, facts: Facts) -> tuple[Expr, Expr]:
+    """[lower, upper) of one clause for a row, empty where the clause does not apply to it.
+
+    The kernel subtracts a column from both, which must not wrap.
+    """
     zero = Const(type=Type.INT, value=0)
+    lower = c.lower if c.lower is not None else zero
     upper = c.upper if c.upper is not None else Atom(type=Type.INT, name="seqlen_kv")
-    if c.rows is not None:
-        upper = apply("where", c.rows, upper, zero)
-    return c.lower if c.lower is not None else zero, upper
+    lower, upper = (apply("max", e, zero) if may_underflow(e, facts) else e for e in (lower, upper))
+    return lower, upper if c.rows is None else apply("where", c.rows, upper, zero)
 
 
 def arguments(spec: AttentionSpec) -> tuple[tuple[Argument, ...], tuple[Dim, ...]]:
@@ -143,7 +148,7 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
     spec, first = plan_set.spec, plan_set.plans[0]
     c = first.compute
     printer = CutePrinter()
-    mask = mask_view(printer, first)
+    mask = mask_view(printer, first, facts_of(spec))
     has_sink, has_epilogue = spec.sink is not None, not isinstance(spec.epilogue, Atom)
     score = _formula(printer, spec.score, "pair") if c.has_score else Formula("", "", ())
     sink = _formula(printer, spec.sink, "row")
@@ -173,6 +178,7 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         target=plan_set.target,
         element=element,
         packed_type=packed,
+        lowest=_LOWEST[c.dtype],
         head_dim_qk=extent(c.head_dim_qk, c.head_dim_qk_padded),
         head_dim_v=extent(c.head_dim_v, c.head_dim_v_padded),
         plans=tuple(_plan_view(p) for p in plan_set.plans),

@@ -121,6 +121,7 @@ class KernelView:
     target: str
     element: str
     packed_type: str
+    lowest: str
     head_dim_qk: str
     head_dim_v: str
     plans: tuple[PlanView, ...]

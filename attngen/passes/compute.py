@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from attngen.ir.base import Node
-from attngen.ir.expr import Apply, Atom, Expr, Load, atoms_of, walk
+from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, atoms_of, walk
 from attngen.ir.forms import MaskForm
 from attngen.ir.plan import ComputePlan, Rescale
 from attngen.ir.spec import AttentionSpec
+from attngen.ir.types import Type
 from attngen.passes.base import Reject
 from attngen.passes.mask_plan import element_test
 from attngen.targets import sm90
 
 #: Row and column numbers, and intermediate values of one element.
 COORDINATE_REGISTERS = 8
+#: A constant from here on may push a score out of the range that the softmax resolves (see templates/prim/softmax).
+LARGE = 2.0**24
+_UNBOUNDED = frozenset({"div", "log", "log2", "exp"})
 #: Bounds of one clause of a union and its share of the run's state (fitted to compiled kernels: less spills).
 WALK_REGISTERS = 8
 #: Addresses of loads that move with the column.
@@ -38,11 +42,20 @@ def padded(head_dim: int) -> int:
 
 
 def may_be_infinite(score: Expr) -> bool:
-    """Whether a kept score could be -inf: it loads captured floats, divides, or takes a logarithm."""
-    return any(
-        (isinstance(n, Load) and n.type == "float") or (isinstance(n, Apply) and n.fn in ("div", "log", "log2"))
-        for n in walk(score)
-    )
+    """Whether a kept score could be -inf, or as good as that (`LARGE`).
+
+    It loads captured floats, divides, takes a logarithm or an exponential, or adds a param or a large constant.
+    """
+    if isinstance(score, Param):
+        return score.type is not Type.BOOL
+    if isinstance(score, Const):
+        return abs(score.value) >= LARGE
+    if isinstance(score, Load):
+        return score.type is Type.FLOAT
+    if not isinstance(score, Apply):
+        return False
+    values = score.args[1:] if score.fn == "where" else score.args
+    return score.fn in _UNBOUNDED or (score.type is not Type.BOOL and any(may_be_infinite(a) for a in values))
 
 
 def fragment_registers(candidate: Candidate, head_dim_v: int, expressions: int) -> int:

@@ -178,34 +178,51 @@ def _rounded_down(t: Apply, c: int, facts: Facts) -> tuple[Expr, Expr, int] | No
 
 
 def guarded(bound: Expr, facts: Facts) -> Expr:
-    """`bound` (a lower or upper key bound) such that a huge param cannot overflow it.
+    """`bound` (a lower or upper key bound) such that a huge param or tensor element cannot overflow it.
 
-    Only where it lies in [0, seqlen_kv) does a bound matter. A sum R ± p with one param p that may leave an int32 gets
+    Only where it lies in [0, seqlen_kv) does a bound matter. A kernel subtracts a column from it, so its least value
+    keeps LENGTH_LIMIT from the end of an int32. A sum R ± p with one param or element p that may leave that range gets
     p limited to ±2**30, provided R + 2**30 >= seqlen_kv and R - 2**30 <= 0: there the bound is already past its end.
+    A bound that is p alone is left to who subtracts from it (`emit.spell`).
     With several unlimited params a sum that overflows at the element (`kv_idx + offset`) is the caller's fault; their
     difference wraps back to the right value.
     """
     total = linear_of(bound)
     low, high = _sum_range(total, facts)
-    if INT32[0] <= low and high <= INT32[1]:
+    if INT32[0] + LENGTH_LIMIT <= low and high <= INT32[1]:
         return bound
-    wide = [t for t in total.terms if isinstance(t, Param) and _exceeds(facts.params.get(t.name, INT32))]
+    wide = [t for t in total.terms if isinstance(t, Param | Load) and _exceeds(range_of(t, facts))]
     if len(wide) != 1 or abs(total.terms[wide[0]]) != 1:
         return bound
     rest = total.without(wide[0])
+    if not rest.terms and not rest.const and total.terms[wide[0]] == 1:
+        return bound
     if any(wide[0] in walk(t) for t in rest.terms):  # block * (x // block) + block stays near x
         return bound
     past_end = _nonnegative(rest + LENGTH_LIMIT - Linear({SEQLEN_KV: 1}), facts)
     before_start = _nonnegative(-rest + LENGTH_LIMIT, facts)
     if not (past_end and before_start):
         return bound
-    small, large = facts.params.get(wide[0].name, INT32) if isinstance(wide[0], Param) else INT32
+    small, large = range_of(wide[0], facts)
     limited: Expr = wide[0]
     if small < -LENGTH_LIMIT:
         limited = apply("max", limited, const(-LENGTH_LIMIT))
     if large > LENGTH_LIMIT:
         limited = apply("min", limited, const(LENGTH_LIMIT))
     return expr_of(total.with_term(wide[0], Linear({limited: 1})))
+
+
+def may_underflow(bound: Expr, facts: Facts) -> bool:
+    """Could `bound` less a column leave an int32? Only a bound that no row needs is so small: 0 does as well."""
+    if isinstance(bound, Apply) and bound.fn in ("min", "max", "where"):
+        values = (may_underflow(a, facts) for a in bound.args if a.type is Type.INT)
+        return all(values) if bound.fn == "max" else any(values)
+    total = linear_of(bound)
+    for t, c in total.terms.items():
+        low, high = _product(t, facts) if isinstance(t, Apply) and t.fn == "mul" else range_of(t, facts)
+        if min(c * low, c * high) < -LENGTH_LIMIT:
+            return True
+    return False
 
 
 def _exceeds(bounds: tuple[int, int]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from builders import QP, C, K, spec, x
+from builders import QP, C, K, Q, S, W, f, spec, x
 from harness import inputs, verify
 
 
@@ -22,3 +22,16 @@ def test_o_in_the_bytes_of_a_wider_q():
 
     s = spec(d=192, dv=128, schedule=ScheduleHints(tile_m=128, tile_n=128))
     verify(s, *inputs(s, 2, 400, 300, 2, 1))
+
+
+def test_a_window_of_the_largest_int_keeps_every_key():
+    """`abs(q_idx - kv_idx) <= 2**31 - 1`: a row's lower limit less a column wrapped: early rows lost keys."""
+    s = spec(f("abs", Q - K) <= W, d=64)
+    for shape in ((3, 257, 63, 2, 1), (1, 130, 400, 2, 1)):
+        verify(s, *inputs(s, *shape), window=2**31 - 1)
+
+
+def test_the_lowest_float_in_unmasked_tiles():
+    """-3.4e38 times log2(e) is -inf; rows whose first tiles hold nothing else were NaN."""
+    s = spec(score=f("where", K < 3, S, -3.4e38), d=64)
+    verify(s, *inputs(s, 2, 300, 700, 2, 1))
