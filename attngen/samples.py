@@ -6,6 +6,7 @@ never decrease (documents of uneven lengths), ints that index nothing stay withi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -61,10 +62,21 @@ def _convert(p: ParamDecl, value: str | int | float | bool) -> Any:
         else:
             converted = int(text) if p.type.value == "int" else float(text)
     except (KeyError, ValueError):
-        raise error("E0603", f"param `{p.name}` takes a value of type {p.type.value}, found {text[:60]!r}") from None
-    if (p.minimum is not None and converted < p.minimum) or (p.maximum is not None and converted > p.maximum):
-        bounds = f"{'' if p.minimum is None else p.minimum} .. {'' if p.maximum is None else p.maximum}"
-        raise error("E0603", f"param `{p.name}` is {converted}, outside its bounds {bounds}")
+        example = {"bool": "true", "int": "128"}.get(p.type.value, "0.5")
+        raise error(
+            "E0603",
+            f"param `{p.name}` takes a value of type {p.type.value}, found {text[:60]!r}",
+            helps=(f"give it as {p.name}={example}",),
+        ) from None
+    low, high = (-(2**31), 2**31 - 1) if p.type.value == "int" else (-math.inf, math.inf)
+    low = low if p.minimum is None else max(low, p.minimum)
+    high = high if p.maximum is None else min(high, p.maximum)
+    if not low <= converted <= high:  # NaN too
+        raise error(
+            "E0603",
+            f"param `{p.name}` is {text[:60]}, outside [{low}, {high}]",
+            helps=(f"give a value from {low} to {high}",),
+        )
     return converted
 
 

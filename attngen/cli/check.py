@@ -50,9 +50,11 @@ def _errors(faults: Iterable[Diagnostic]) -> bool:
 
 def _plan_faults(spec: AttentionSpec, target: str | None) -> tuple[Diagnostic, ...]:
     from attngen.search import plan as find_plan
+    from attngen.settings import DEFAULT_TARGET, settings
 
     faults: tuple[Diagnostic, ...] = ()
-    for architecture in (target,) if target else spec.targets or ("sm_90a",):
+    named = target or settings().target
+    for architecture in (named,) if named else spec.targets or (DEFAULT_TARGET,):
         try:
             find_plan(spec, architecture)
         except AttnError as fault:

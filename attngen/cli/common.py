@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
@@ -91,18 +92,38 @@ def command(f: Callable[P, R]) -> Callable[P, R]:
             say(f"error: {fault}")
             raise typer.Exit(ENVIRONMENT) from None
         except BrokenPipeError:  # the reader of stdout has left: `attngen compile … | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_stdout()
             raise typer.Exit(OK) from None
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise
+        except OSError as fault:
+            if fault.errno not in _FULL:
+                raise _bug(fault) from None
+            say(f"error: cannot write the output: {fault.strerror}; free some space, or write it elsewhere")
+            _drop_stdout()
+            raise typer.Exit(ENVIRONMENT) from None
         except Exception as bug:
-            from attngen.cli.bug import write_bundle
-
-            say(f"error: this is a bug in attngen ({type(bug).__name__}: {str(bug)[:200]})")
-            say(f"  = help: please report it with this file: {write_bundle(bug)}")
-            raise typer.Exit(BUG) from None
+            raise _bug(bug) from None
 
     return call
+
+
+#: What writing to a disk that is full, over a quota or broken raises.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
+
+def _bug(fault: Exception) -> typer.Exit:
+    """Say that a fault is ours; the exit that follows."""
+    from attngen.cli.bug import write_bundle
+
+    say(f"error: this is a bug in attngen ({type(fault).__name__}: {str(fault)[:200]})")
+    say(f"  = help: please report it with this file: {write_bundle(fault)}")
+    return typer.Exit(BUG)
+
+
+def _drop_stdout() -> None:
+    """Let what stdout still buffers go nowhere, so that the interpreter's exit does not fail on it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def read_source(argument: str) -> str | Path:
@@ -155,6 +176,8 @@ def write_bytes(path: Path, data: bytes) -> None:
         part = path.with_name(f".{path.name[:100]}.{os.getpid()}.part")
         try:
             part.write_bytes(data)
+            if path.exists():
+                part.chmod(path.stat().st_mode & 0o7777)
             os.replace(part, path.resolve() if path.is_symlink() else path)
         finally:
             part.unlink(missing_ok=True)
@@ -248,8 +271,10 @@ def load(source: str, name: str | None, changes: Mapping[str, object]) -> Attent
 
 
 def pick_target(spec: AttentionSpec, target: str | None) -> str:
-    """--target, else the spec's first target, else sm_90a."""
-    return target or (spec.targets[0] if spec.targets else "sm_90a")
+    """--target, else ATTNGEN_TARGET, else the spec's first target, else sm_90a: as `attngen compile` picks."""
+    from attngen.settings import DEFAULT_TARGET, settings
+
+    return target or settings().target or (spec.targets[0] if spec.targets else DEFAULT_TARGET)
 
 
 def settings_of(items: Iterable[str], option: str) -> dict[str, str]:

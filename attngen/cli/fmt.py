@@ -25,14 +25,11 @@ def fmt(
     for name in specs:
         source = common.read_source(name)
         text = source if isinstance(source, str) else read_spec(name)
-        formatted = format_text(text)
+        formatted = format_text(text, "<stdin>" if name == "-" else name)
         if formatted != text:
             changed += 1
             if diff:
-                lines = difflib.unified_diff(
-                    text.splitlines(keepends=True), formatted.splitlines(keepends=True), name, f"{name} (formatted)"
-                )
-                common.write_text("-", "".join(lines))
+                common.write_text("-", _diff(text, formatted, common.printable(name)))
             elif check:
                 common.say(f"{common.printable(name)}: would change")
             elif name != "-":
@@ -42,6 +39,14 @@ def fmt(
             common.write_text("-", formatted)
     if changed and (check or diff):
         raise typer.Exit(common.SPEC)
+
+
+def _diff(before: str, after: str, name: str) -> str:
+    """A unified diff, each of its lines ended: a text whose last line is not says so, as `diff` does."""
+    lines = difflib.unified_diff(
+        before.splitlines(keepends=True), after.splitlines(keepends=True), name, f"{name} (formatted)"
+    )
+    return "".join(x if x.endswith("\n") else f"{x}\n\\ No newline at end of file\n" for x in lines)
 
 
 def read_spec(name: str) -> str:

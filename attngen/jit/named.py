@@ -78,7 +78,9 @@ class Binder:
         if tensor is not None:
             kind, declared = "tensor", f"`tensor {_declared(tensor)}`"
         else:
-            kind, declared = "param", f"`param {name}: {self.spec.param(name).type.value}`, without a default"
+            decl = self.spec.param(name)
+            default = ", without a default" if decl.default is None else f" with the default {decl.default}, found None"
+            kind, declared = "param", f"`param {name}: {decl.type.value}`{default}"
         raise error(
             "E0602",
             f"`{self.spec.name}` needs the {kind} `{name}`",
@@ -138,7 +140,14 @@ def _converted(value: Any, kind: type, decl: ParamDecl) -> Any:
     if type(value) is kind:
         return value
     if kind is float and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise error(
+                "E0603",
+                f"param `{decl.name}` is a whole number that no float can hold ({value.bit_length()} bits)",
+                helps=("pass a finite number",),
+            ) from None
     raise error(
         "E0603",
         f"param `{decl.name}` is {_article(decl.type.value)}, found {given!r} ({type(given).__name__})",

@@ -22,6 +22,10 @@ from attngen.ir.types import Normalizer
 from attngen.ref.binding import Binding, Part, ScoreSet, Several, bind
 from attngen.ref.evaluate import Tensor
 
+# torch's float64 exp comes from MKL: its first call in a process, made by two threads at once, now and then is good to
+# half the digits only (2e-9 here, in one process of a hundred). A first call of one thread settles it.
+torch.zeros(2, dtype=torch.float64).exp()
+
 #: Scores held at once; larger calls go by batch elements and blocks of rows.
 CHUNK_ELEMENTS = 2**25
 
