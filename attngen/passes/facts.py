@@ -191,25 +191,57 @@ def guarded(bound: Expr, facts: Facts) -> Expr:
     low, high = _sum_range(total, facts)
     if INT32[0] + LENGTH_LIMIT <= low and high <= INT32[1]:
         return bound
-    wide = [t for t in total.terms if isinstance(t, Param | Load) and _exceeds(range_of(t, facts))]
-    if len(wide) != 1 or abs(total.terms[wide[0]]) != 1:
+    wide = _wide(total, facts)
+    if wide is None:
         return bound
-    rest = total.without(wide[0])
-    if not rest.terms and not rest.const and total.terms[wide[0]] == 1:
-        return bound
-    if any(wide[0] in walk(t) for t in rest.terms):  # block * (x // block) + block stays near x
+    rest = total.without(wide)
+    if not rest.terms and not rest.const and total.terms[wide] == 1:
         return bound
     past_end = _nonnegative(rest + LENGTH_LIMIT - Linear({SEQLEN_KV: 1}), facts)
     before_start = _nonnegative(-rest + LENGTH_LIMIT, facts)
-    if not (past_end and before_start):
-        return bound
-    small, large = range_of(wide[0], facts)
-    limited: Expr = wide[0]
+    return expr_of(_limited(total, wide, facts)) if past_end and before_start else bound
+
+
+def compared(gap: Linear, facts: Facts) -> Linear:
+    """A difference compared with 0, such that a huge param or tensor element cannot overflow a side of the comparison.
+
+    `q_hi + seqlen_kv < seqlen_q + n`: where the rest stays within ±2**30, n limited to that decides alike.
+    """
+    sides = (
+        Linear({t: abs(c) for t, c in gap.terms.items() if (c > 0) == positive}, abs(gap.const))
+        for positive in (False, True)
+    )
+    if all(INT32[0] <= low and high <= INT32[1] for low, high in (_sum_range(s, facts) for s in sides)):
+        return gap
+    wide = _wide(gap, facts)
+    if wide is None:
+        return gap
+    rest = gap.without(wide)
+    for end in (Q_LO, Q_HI):  # the last row of a tile is a row as well
+        rest = rest.with_term(end, Linear({Q_IDX: 1})) if end in rest.terms else rest
+    inside = all(_nonnegative(x + LENGTH_LIMIT, facts) for x in (rest, -rest))
+    return _limited(gap, wide, facts) if inside else gap
+
+
+def _wide(total: Linear, facts: Facts) -> Expr | None:
+    """The only param or element of a sum that may pass ±2**30, if it stands there once and nowhere else."""
+    wide = [t for t in total.terms if isinstance(t, Param | Load) and _exceeds(range_of(t, facts))]
+    if len(wide) != 1 or abs(total.terms[wide[0]]) != 1:
+        return None
+    if any(wide[0] in walk(t) for t in total.without(wide[0]).terms):  # block * (x // block) + block stays near x
+        return None
+    return wide[0]
+
+
+def _limited(total: Linear, wide: Expr, facts: Facts) -> Linear:
+    """The sum with one of its terms limited to ±2**30."""
+    small, large = range_of(wide, facts)
+    limited = wide
     if small < -LENGTH_LIMIT:
         limited = apply("max", limited, const(-LENGTH_LIMIT))
     if large > LENGTH_LIMIT:
         limited = apply("min", limited, const(LENGTH_LIMIT))
-    return expr_of(total.with_term(wide[0], Linear({limited: 1})))
+    return total.with_term(wide, Linear({limited: 1}))
 
 
 def may_underflow(bound: Expr, facts: Facts) -> bool:

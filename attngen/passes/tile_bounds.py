@@ -17,7 +17,7 @@ from attngen.ir.functions import apply
 from attngen.ir.linear import COMPARE, SEQLEN_KV, SEQLEN_Q, Linear, compare, expr_of, linear_of
 from attngen.ir.simplify import FALSE, TRUE, negate, simplify
 from attngen.ir.types import Type
-from attngen.passes.facts import Q_HI, Q_LO, Facts, is_positive, proves_le, range_of, reads_row
+from attngen.passes.facts import Q_HI, Q_LO, Facts, compared, is_positive, proves_le, range_of, reads_row
 
 _ZERO = const(0)
 #: Float functions that rounding keeps monotone in a kernel (approximate ones such as exp are not certain to be).
@@ -206,7 +206,7 @@ def _compare_truth(e: Apply, facts: Facts) -> tuple[Expr, Expr]:
         fn = {"gt": "lt", "ge": "le"}.get(e.fn, e.fn)
         return _map(fn, x.high, y.low) or FALSE, _map(fn, x.low, y.high) or TRUE
     gap = _sum(linear_of(a) - linear_of(b), facts)
-    low, high = (None if x is None else linear_of(x) for x in (gap.low, gap.high))
+    low, high = (None if x is None else compared(linear_of(x), facts) for x in (gap.low, gap.high))
     if e.fn == "eq":
         certain = FALSE if low is None or high is None else apply("and", compare("ge", low), compare("le", high))
         parts = [TRUE if low is None else compare("le", low), TRUE if high is None else compare("ge", high)]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from builders import CAUSAL, FIRST, FLAG_K, START, K, Q, S, f, param, positions, spec, x
+from builders import CAUSAL, FIRST, FLAG_K, QP, START, K, Q, S, f, param, positions, spec, x
 
 from attngen.api import compile
 from attngen.emit.spell import _row_clause
+from attngen.ir.expr import Apply, Const, Load
+from attngen.ir.functions import FUNCTIONS
 from attngen.ir.spec import ParamDecl
 from attngen.ir.types import Type
 from attngen.passes.compute import may_be_infinite
@@ -90,3 +92,38 @@ def test_a_reference_that_fp32_does_not_resolve_is_none(dtype, lowest):
     text = compile(spec(score=f("where", FLAG_K, S, -1e30), tensors=("flag",), d=64), dtype=dtype).text
     assert f"\nLOWEST = {lowest}" in text
     assert "select(w.row_ref[r] < LOWEST, 0.0, w.row_ref[r])" in text and "select(grown < LOWEST, 0.0, grown)" in text
+
+
+ROWS = {
+    "rows before": param("n") > QP,
+    "rows from": param("n") <= QP,
+    "rows before, by batch": QP < START,
+    "one row": param("n") == QP,
+    "rows but one": param("n") != QP,
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("extreme", [LEAST, LEAST + 1, -5, 0, 7, 570, MOST - 1, MOST])
+def test_row_conditions_of_a_tile_stay_in_int32(name, extreme):
+    """`q_pos < 2**31 - 1 or kv_idx < 3` lost tiles: over a tile it became `q_lo + seqlen_kv < seqlen_q + n`."""
+    s = spec((ROWS[name] & CAUSAL) | (K < 3), tensors=("start",))
+    s = s.replace(params=(ParamDecl(name="n", type=Type.INT),))
+    tensors = {"start": torch.tensor([extreme], dtype=torch.int32)}
+    for sq, skv in ((40, 600), (600, 40)):
+        env = positions(sq, skv, n=extreme)
+        env |= {n: torch.tensor(at, dtype=torch.int32) for n, at in (("q_lo", 8), ("q_hi", 15))}
+        narrow = {n: t.int() for n, t in env.items()}
+        for t in mask_form(s).bounds:
+            for e in (t.lower_min, t.lower_max, t.upper_min, t.upper_max):
+                assert torch.equal(wrapped(e, narrow, tensors), evaluate(e, env, tensors, clamp=True).int())
+
+
+def wrapped(e, env, tensors):
+    """The value in int32, as a kernel computes it: every step wraps."""
+    if isinstance(e, Load):
+        return tensors[e.tensor][tuple(wrapped(i, env, tensors).long() for i in e.indices)]
+    if not isinstance(e, Apply):
+        return env[e.name] if not isinstance(e, Const) else torch.tensor(e.value).int()
+    out = FUNCTIONS[e.fn].dense(*(wrapped(a, env, tensors) for a in e.args))
+    return out if out.dtype == torch.bool else out.int()
