@@ -21,6 +21,9 @@ OK, SPEC, USAGE, ENVIRONMENT, BUG = 0, 1, 2, 3, 70
 P = ParamSpec("P")
 R = TypeVar("R")
 
+#: What is read of a file or of stdin before it is called no spec.
+MAX_BYTES = 4_000_000
+
 #: How faults are printed; set once by the global option.
 diagnostics_format = "human"
 
@@ -132,12 +135,14 @@ def read_source(argument: str) -> str | Path:
         return read_stdin()
     path = Path(argument)
     try:
+        if not argument:
+            raise Usage("SPEC is empty; name a file that ends in .attn, or - for stdin")
         if path.is_dir():
             raise Usage(f"{printable(argument)} is a folder, not a spec; name a file that ends in .attn")
         if not path.exists():
             raise Usage(f"no such file: {printable(argument)}{_near(path)}")
     except (OSError, ValueError) as fault:
-        raise Usage(f"cannot read {printable(argument)}: {fault}") from None
+        raise Usage(f"cannot read {printable(argument)}: {getattr(fault, 'strerror', None) or fault}") from None
     return path
 
 
@@ -145,7 +150,10 @@ def read_stdin() -> str:
     """All of stdin as text."""
     try:
         # A text without a newline would be taken for a path.
-        return sys.stdin.buffer.read().decode("utf-8") + "\n"
+        data = sys.stdin.buffer.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise Usage(f"stdin is larger than {MAX_BYTES // 1_000_000} MB: not a spec")
+        return data.decode("utf-8") + "\n"
     except UnicodeDecodeError as fault:
         raise Usage(f"stdin is not UTF-8 text: {fault.reason} at byte {fault.start}") from None
 
@@ -218,7 +226,7 @@ def _near(path: Path) -> str:
     import difflib
 
     folder = path.parent
-    names = sorted(p.name for p in folder.glob("*.attn")) if folder.is_dir() else []
+    names = sorted(p.name for p in folder.glob("*.attn") if p.is_file()) if folder.is_dir() else []
     close = difflib.get_close_matches(path.name, names, n=1)
     return f"; did you mean {folder / close[0]}?" if close else ""
 

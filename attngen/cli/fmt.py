@@ -53,9 +53,11 @@ def read_spec(name: str) -> str:
     """A spec's text, or a usage fault that says why not."""
     try:
         with open(name, "rb") as file:
-            data = file.read(4_000_001)
-        if len(data) > 4_000_000:
-            raise common.Usage(f"{common.printable(name)} is larger than 4 MB: not a spec")
+            data = file.read(common.MAX_BYTES + 1)
+        if len(data) > common.MAX_BYTES:
+            raise common.Usage(
+                f"{common.printable(name)} is larger than {common.MAX_BYTES // 1_000_000} MB: not a spec"
+            )
         return data.decode("utf-8")
     except UnicodeDecodeError as fault:
         raise common.Usage(

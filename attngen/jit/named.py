@@ -88,6 +88,12 @@ class Binder:
             helps=(f"pass {name}=…",),
         )
 
+    def wrong_type(self, name: str, value: Any) -> NoReturn:
+        """E0603."""
+        decl = self.spec.param(name)
+        _converted(value, _PYTHON[decl.type], decl)
+        raise AssertionError("a value of the right type")
+
     def unknown(self, name: str) -> NoReturn:
         """E0601."""
         close = get_close_matches(name, sorted(self.names), n=1)

@@ -65,6 +65,9 @@ def traced(
         value: Any = named.get(name, decl.default)
         if value is None:
             attention.binder.missing(name)
+        # A fraction must not be cut off in silence. Ints may be symbolic here: their range is checked in the operator.
+        if isinstance(value, float) and value_type is not float:
+            attention.binder.wrong_type(name, value)
         if value_type is float:
             floats.append(float(value))
         else:

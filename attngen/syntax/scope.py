@@ -30,13 +30,14 @@ class Scope:
 def read_source(path: Path) -> Source:
     """A spec file as a Source. Raises E0110 with the reason."""
     try:
-        if path.is_file() and path.stat().st_size > limits.FILE_BYTES:
+        with path.open("rb") as file:
+            data = file.read(limits.FILE_BYTES + 1)  # a device or a pipe may have no end
+        if len(data) > limits.FILE_BYTES:
             raise error(
                 "E0108",
                 f"{path} is larger than {limits.FILE_BYTES >> 20} MiB",
                 helps=("a spec is a few lines of mathematics; large data belongs in a captured `tensor`",),
             )
-        data = path.read_bytes()
     except OSError as fault:
         help_ = "check the path" if not path.exists() else "give the path of an .attn file that can be read"
         raise error("E0110", f"cannot read {path}: {fault.strerror or fault}", helps=(help_,)) from None
