@@ -50,6 +50,7 @@ class Unit:
 
 def format_text(text: str, name: str = "<text>") -> str:
     """Canonical layout of a spec's text. Raises AttnError E01xx where it does not parse."""
+    text = text.removeprefix("\ufeff")  # an editor's byte order mark, which `check` and `compile` pass over too
     source = Source(name, text)
     file = parse_file(source)
     comments = [m for m in _PIECES.finditer(text) if m[0][0] == "#"]
