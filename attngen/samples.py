@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from attngen.diag.diagnostic import error
@@ -83,7 +83,10 @@ def _convert(p: ParamDecl, value: str | int | float | bool) -> Any:
 def qkv(
     spec: AttentionSpec, shape: Shape, *, device: str = "cpu", dtype: Any = None, seed: int = 0
 ) -> tuple[Any, Any, Any]:
-    """Normal q (batch, seqlen_q, heads_q, d), k and v (batch, seqlen_kv, heads_kv, d or d_v), in the spec's dtype."""
+    """Normal q (batch, seqlen_q, heads_q, d), k and v (batch, seqlen_kv, heads_kv, d or d_v), in the spec's dtype.
+
+    With branches q and k are tuples, one of each for each branch; v is None where V is a view of K.
+    """
     import torch
 
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -92,11 +95,30 @@ def qkv(
     def draw(seqlen: int, heads: int, dim: int) -> Any:
         return torch.randn(shape.batch, seqlen, heads, dim, generator=generator, device=device).to(kind)
 
-    return (
-        draw(shape.seqlen_q, shape.heads_q, spec.head_dim_qk),
-        draw(shape.seqlen_kv, shape.heads_kv, spec.head_dim_qk),
-        draw(shape.seqlen_kv, shape.heads_kv, spec.head_dim_v),
-    )
+    def queries() -> Any:
+        return draw(shape.seqlen_q, shape.heads_q, spec.head_dim_qk)
+
+    def keys() -> Any:
+        return draw(shape.seqlen_kv, shape.heads_kv, spec.head_dim_qk)
+
+    if spec.branches:
+        q, k = tuple(queries() for _ in spec.branches), tuple(keys() for _ in spec.branches)
+    else:
+        q, k = queries(), keys()
+    v = draw(shape.seqlen_kv, shape.heads_kv, spec.head_dim_v) if spec.v_view_start is None else None
+    return q, k, v
+
+
+def segments(
+    spec: AttentionSpec, shape: Shape, *, device: str = "cpu", dtype: Any = None, seed: int = 0
+) -> dict[str, tuple[Any, Any]]:
+    """Normal (k, v) of every KV segment, by name: about half as long as the call's own keys, so that an index by
+    `kv_idx` that is good for those is good for these.
+    """
+    plain = spec.replace(branches=(), v_view_start=None)
+    shorter = replace(shape, seqlen_kv=(shape.seqlen_kv + 1) // 2)
+    made = (qkv(plain, shorter, device=device, dtype=dtype, seed=seed + 1000 + i) for i in range(len(spec.segments)))
+    return {s.name: (k, v) for s, (_, k, v) in zip(spec.segments, made, strict=True)}
 
 
 def tensors(spec: AttentionSpec, shape: Shape, *, device: str = "cpu", seed: int = 0) -> dict[str, Any]:

@@ -40,7 +40,8 @@ def cases(spec: AttentionSpec) -> list[tuple[int, int]]:
 
 def self_attention(spec: AttentionSpec) -> bool:
     """Whether a captured tensor over the keys is read at a query's row: then there are no more rows than keys."""
-    for e in (spec.mask, spec.score):
+    parts = (spec, *spec.branches, *spec.segments)
+    for e in (e for part in parts for e in (part.mask, part.score)):
         for node in walk(e):
             if isinstance(node, Load):
                 dims = spec.tensor(node.tensor).dims
@@ -62,8 +63,9 @@ def verify_spec(
     case = f"{shape.seqlen_q}x{shape.seqlen_kv}"
     q, k, v = samples.qkv(spec, shape, seed=seed)
     arguments: dict[str, Any] = {"params": dict(params), "tensors": samples.tensors(spec, shape, seed=seed)}
-    exact = dense.attention(spec, q, k, v, **arguments)
-    outcomes = [_blockwise(spec, case, exact, (q, k, v), arguments)]
+    more = {"segments": samples.segments(spec, shape, seed=seed)} if spec.segments else {}
+    exact = dense.attention(spec, q, k, v, **arguments, **more)
+    outcomes = [_blockwise(spec, case, exact, (q, k, v), arguments | more)]
     outcomes += _plans(spec, target, case, exact, (q, k, v), arguments)
     if not with_gpu:
         return outcomes
@@ -86,12 +88,25 @@ def _outcome(what: str, case: str, o: Any, lse: Any, exact: Any, lse_allowed: fl
     return Outcome(what, case, o_error, _EXACT, lse_error, not (o_error <= _EXACT and lse_error <= lse_allowed))
 
 
+def _double(x: Any) -> Any:
+    """A tensor, one for each branch, or None for a V that is a view of K, in float64."""
+    if x is None:
+        return None
+    return tuple(t.double() for t in x) if isinstance(x, tuple) else x.double()
+
+
+def _why(fault: AttnError) -> str:
+    """The reasons of a fault in one line."""
+    return "; ".join(f"{d.code}: {d.message}" for d in fault.diagnostics)
+
+
 def _blockwise(
     spec: AttentionSpec, case: str, exact: Any, qkv: tuple[Any, Any, Any], arguments: dict[str, Any]
 ) -> Outcome:
     from attngen.ref import blockwise
 
-    result = blockwise.attention(spec, *(x.double() for x in qkv), **arguments)
+    # In the data's own float64: an output dtype would round what is compared.
+    result = blockwise.attention(spec.replace(out_dtype=None), *(_double(x) for x in qkv), **arguments)
     return _outcome("CPU reference", case, result[0], result[1], exact, _LSE_FP32)
 
 
@@ -104,7 +119,7 @@ def _plans(
     try:
         plans = plan(spec, target)
     except AttnError as fault:
-        return [Outcome("plan", case, skipped=fault.diagnostics[0].message)]
+        return [Outcome("plan", case, skipped=_why(fault))]
     outcomes = []
     for p in plans.plans:
         result = interp.run(p, spec, *(x.double() for x in qkv), **arguments)
@@ -130,7 +145,7 @@ def _kernel(
         o, lse = attn(given[0], given[1], given[2], return_lse=True, **extra)
         torch.cuda.synchronize()
     except AttnError as fault:
-        return Outcome("kernel", case, skipped=fault.diagnostics[0].message)
+        return Outcome("kernel", case, skipped=_why(fault))
     o = o.transpose(1, 2) if bhsd else o
     found = error_ratio(o, spec, *on_gpu, lse=lse, params=arguments["params"], tensors=tensors)
     failed = not (found.ratio <= 1 and found.lse_error <= _LSE_KERNEL)

@@ -21,7 +21,8 @@ The message lists the targets that this version of attngen generates kernels for
         "not-served-yet",
         "the spec is valid, but no kernel of this target serves something that it uses",
         """
-Everything in the language has its meaning from the first version on: it parses, is checked, and CPU tensors compute it.
+Everything in the language has its meaning from the first version on: it parses, is checked, and `attngen run`
+computes it on the CPU by its dense meaning, as `attngen.ref.dense.attention` does on torch tensors.
 Kernels follow part by part. What no kernel serves yet is refused here, with the clause at fault; it is never ignored.
 
     attention x {
@@ -29,7 +30,7 @@ Kernels follow part by part. What no kernel serves yet is refused here, with the
       normalizer = sigmoid            # refused for sm_90a: its kernels know softmax
     }
 
-Take the mend that the message gives, or run the spec on CPU tensors.
+Take the mend that the message gives. `compile` and `build` need a kernel, on CPU tensors too.
 """,
     ),
     Code(

@@ -10,6 +10,12 @@ from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout, Normalizer
 from attngen.targets import sm90
 
+#: What is left to do with a valid spec that no kernel serves: `build` needs a kernel, these do not.
+_DENSE = (
+    "the spec is valid, though `compile` and `build` need a kernel: `attngen run SPEC` and `attngen.ref.dense.attention` "
+    "compute it by its dense meaning"
+)
+
 
 def why_not(spec: AttentionSpec, target: str) -> tuple[Diagnostic, ...]:
     """Every reason why no kernel for `target` serves `spec`; empty when one does."""
@@ -23,7 +29,7 @@ def why_not(spec: AttentionSpec, target: str) -> tuple[Diagnostic, ...]:
     return tuple(
         Diagnostic(
             "E0402", f"{sm90.NAME} kernels do not serve {what} yet", Label(span) if span else None,
-            notes=("the spec is valid: `attngen run` and CPU tensors compute it by its dense meaning",), helps=(mend,),
+            notes=(_DENSE,), helps=(mend,),
         )
         for what, span, mend in _gaps(spec)
     )  # fmt: skip
@@ -39,9 +45,9 @@ def _gaps(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
     if spec.layout not in (Layout.BSHD, Layout.BHSD):
         yield f"layout {spec.layout}", spec.span, "use layout = bshd or bhsd"
     if spec.normalizer is not Normalizer.SOFTMAX:
-        yield f"the {spec.normalizer} normalizer", spec.span, "use softmax, or CPU tensors"
+        yield f"the {spec.normalizer} normalizer", spec.span, "use softmax"
     if spec.max_logit:
-        yield "the max-logit output", spec.span, "leave it out, or use CPU tensors"
+        yield "the max-logit output", spec.span, "leave it out"
     if spec.out_dtype not in (None, spec.dtype):
         yield f"{spec.out_dtype} output", spec.span, "the output has the inputs' dtype"
     if spec.v_view_start is not None:
