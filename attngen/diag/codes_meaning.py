@@ -87,4 +87,27 @@ that is given.
 No bound is said by leaving the term out; there is no -1. A param given to a bounded argument takes over its bounds,
 and every call checks them.""",
     ),
+    Code(
+        "E0311",
+        "bad-scale",
+        "a constant scale is not finite, or not positive without a score expression",
+        """scale multiplies every score. Without a score expression row maxima are taken before it, so it is positive.
+
+    scale = log(-1.0)                # nan
+    scale = -0.125                   # scale = 0.125 and score = -s
+
+A scale that reads params is checked by every call (E0603).""",
+    ),
+    Code(
+        "E0312",
+        "division-by-zero",
+        "a divisor is the literal zero",
+        """`/`, `//` and `%` by a literal zero have no value.
+
+    mask = kv_idx // 0 == 0          # divide by the length of a block, say
+    score = s / 0.0                  # to drop keys, write a mask
+
+What `//` and `%` give for a param or tensor element that happens to be zero at run time is unspecified: bound the
+param, `param block: int >= 1`.""",
+    ),
 )

@@ -12,8 +12,8 @@ from attngen.targets import sm90
 
 #: What is left to do with a valid spec that no kernel serves: `build` needs a kernel, these do not.
 _DENSE = (
-    "the spec is valid, though `compile` and `build` need a kernel: `attngen run SPEC` and `attngen.ref.dense.attention` "
-    "compute it by its dense meaning"
+    "the spec is valid, though `compile` and `build` need a kernel: `attngen run SPEC` and "
+    "`attngen.ref.dense.attention` compute it by its dense meaning"
 )
 
 

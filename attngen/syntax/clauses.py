@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from attngen.diag.diagnostic import Label
@@ -10,6 +11,7 @@ from attngen.ir.functions import to_float
 from attngen.ir.types import Type
 from attngen.syntax import ast
 from attngen.syntax.collect import Faults
+from attngen.syntax.constants import value_of
 from attngen.syntax.typing import Typer
 
 
@@ -112,6 +114,20 @@ def _check_scale(e: Expr, setting: ast.Setting, faults: Faults) -> None:
                 notes=("scale is one number for the whole call: params and constants only",),
                 helps=("multiply in `score` instead: `score = s * …`",),
             )
+
+
+def check_scale_value(scale: Expr, score: Expr | None, setting: ast.Setting, faults: Faults) -> None:
+    """A scale of literals only is known now: it is finite, and positive where no score expression follows it."""
+    value = value_of(scale)
+    if value is None or (math.isfinite(value) and (value > 0.0 or not isinstance(score, Atom | None))):
+        return
+    if math.isfinite(value):
+        why = "without a score expression it must be positive: row maxima are taken before scores are scaled"
+        mend = "write the factor into the score: `score = -s`, say"
+    else:
+        why = "it multiplies every score, so it must be a finite number"
+        mend = "write a positive number such as `1.0 / sqrt(float(head_dim))`, which is the default"
+    faults.add("E0311", f"scale is {value:g}", setting.value.span, f"this is {value:g}", notes=(why,), helps=(mend,))
 
 
 def _check_reads(e: Expr, setting: ast.Setting, rule: Rule, faults: Faults) -> None:

@@ -10,7 +10,7 @@ from attngen.ir.expr import Expr, atom, const
 from attngen.ir.spec import AttentionSpec, BackwardHints, Branch, ScheduleHints, Segment
 from attngen.ir.types import DType, Layout, Normalizer
 from attngen.syntax import ast, hints, limits
-from attngen.syntax.clauses import evaluate
+from attngen.syntax.clauses import check_scale_value, evaluate
 from attngen.syntax.collect import Faults
 from attngen.syntax.declare import declare, tightened
 from attngen.syntax.faults import quoted
@@ -57,6 +57,8 @@ class _Resolver:
         self.names.constants = dict(zip(("head_dim", "head_dim_v"), head_dims or (1, 1), strict=True))
         typer = self.typer = Typer(self.scope, self.names, faults)
         values = {w: self.value(w) for w in ("scale", "score", "mask", "sink", "epilogue")}
+        if values["scale"] is not None and (values["score"] is not None or "score" not in self.settings):
+            check_scale_value(values["scale"], values["score"], self.settings["scale"], faults)
         branches, segments = self.branches(values), self.segments()
         for name in self.names.lets:
             typer.let(name)

@@ -7,7 +7,7 @@ from typing import Any
 
 from attngen.diag.diagnostic import Label, error
 from attngen.diag.span import Span
-from attngen.ir.expr import Expr, const
+from attngen.ir.expr import Const, Expr, const
 from attngen.ir.functions import apply as apply_function
 from attngen.ir.spec import TensorDecl
 from attngen.ir.types import Type
@@ -140,6 +140,9 @@ class Typer:
         done = [a for a in args if a is not None]
         if len(done) < len(args):
             return None
+        if fn in _DIVISIONS and isinstance(by := done[1].expr, Const) and not by.value and by.type is not Type.BOOL:
+            self._by_zero(fn, nodes[1].span)
+            return None
         try:
             result = apply_function(fn, *(a.expr for a in done), span=span)
         except TypeError:
@@ -165,6 +168,16 @@ class Typer:
             helps=("put what is large into a captured `tensor`, or group a long chain with parentheses",),
         )
 
+    def _by_zero(self, fn: str, at: Span) -> None:
+        self.fault(
+            "E0312",
+            f"{words.operator(fn)} divides by zero",
+            at,
+            "this is zero",
+            notes=("the quotient has no value",),
+            helps=("divide by another number; to drop a key, write the condition into `mask`",),
+        )
+
     def _mistyped(self, fn: str, types: list[Type], span: Span, nodes: tuple[ast.SurfaceExpr, ...]) -> None:
         shown = words.operator(fn)
         wrong = words.wrong_operand(fn, types)
@@ -175,6 +188,7 @@ class Typer:
         self.fault("E0301", f"{shown} does not take {given}", at.span, text, helps=words.type_help(fn, types))
 
 
+_DIVISIONS = ("div", "floordiv", "mod")
 #: What types a node, by the node's class.
 _RULES: dict[type, Callable[[Typer, Any], Typed | None]] = {
     ast.Number: Typer._number,

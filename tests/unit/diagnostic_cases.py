@@ -138,5 +138,8 @@ CASES: tuple[tuple[str, str], ...] = (
     ("E0309", "attn 1\nattention a {\n  head_dim = 576, v = 256\n  v = k[0:512]\n}\n"),
     ("E0310", clause("mask = causal and window(-1)", STD)),
     ("E0310", clause("param w: int = -1\n  mask = window(w)", STD)),
+    ("E0311", clause("scale = log(-1.0)")),
+    ("E0311", clause("scale = -0.125")),
+    ("E0312", clause("mask = kv_idx // 0 == 1")),
     ("W0201", clause("tensor doc: i32[batch, seqlen_k]\n  mask = doc[b, kv_idx] == 0")),
 )
