@@ -68,6 +68,22 @@ def plan_candidate(spec: AttentionSpec, form: MaskForm, candidate: Candidate, o_
     )
 
 
+def _tries(spec: AttentionSpec, served: list[KernelPlan]) -> Iterator[tuple[Candidate, bool]]:
+    """(candidate, O in Q) in order; `served` is read as it grows.
+
+    O in its own buffer lets the next tile's Q load during the epilogue; where no tile fits well, O takes Q's. Where
+    element-wise loads leave no tile of a useful width, narrow ones are tried again without counting hoisted loads.
+    """
+    for o_in_q in (False, True):
+        for candidate in candidates(spec):
+            yield candidate, o_in_q
+    if not any(p.compute.tile_n >= MIN_TILE_N for p in served) and spec.schedule.tile_n is None:
+        for o_in_q in (False, True):
+            for candidate in candidates(spec):
+                if candidate.tile_n <= MIN_TILE_N:
+                    yield candidate.replace(hoisting=False), o_in_q
+
+
 def plan(spec: AttentionSpec, target: str = sm90.NAME) -> PlanSet:
     """Choose at most three tile plans for `spec` on `target`.
 
@@ -81,16 +97,14 @@ def plan(spec: AttentionSpec, target: str = sm90.NAME) -> PlanSet:
     form = mask_form(spec)
     served: list[KernelPlan] = []
     rejected: dict[Rejected, float] = {}
-    # O in its own buffer lets the next tile's Q load during the epilogue; where no tile fits well, O takes Q's.
-    for o_in_q in (False, True):
-        for candidate in candidates(spec):
-            outcome = plan_candidate(spec, form, candidate, o_in_q)
-            if isinstance(outcome, Reject):
-                # only memory cares where O lives: what the other passes say is the same both times
-                where = " (O in Q)" if o_in_q and outcome.by == "memory" else ""
-                rejected[Rejected(candidate=candidate.name + where, by=outcome.by, why=outcome.why)] = outcome.excess
-            else:
-                served.append(outcome)
+    for candidate, o_in_q in _tries(spec, served):
+        outcome = plan_candidate(spec, form, candidate, o_in_q)
+        if isinstance(outcome, Reject):
+            # only memory cares where O lives: what the other passes say is the same both times
+            where = " (O in Q)" if o_in_q and outcome.by == "memory" else ""
+            rejected[Rejected(candidate=candidate.name + where, by=outcome.by, why=outcome.why)] = outcome.excess
+        else:
+            served.append(outcome)
     if not served:
         # nearest: got past compute, then by how little was missing
         raise _nothing_fits(spec, target, sorted(rejected, key=lambda r: (r.by == "compute", rejected[r])))

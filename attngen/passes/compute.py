@@ -30,6 +30,9 @@ class Candidate(Node):
 
     warpgroups: int
     tile_n: int
+    #: Count what ptxas may hoist out of element-wise expressions. The search drops it where too few candidates are left:
+    #: ptxas hoists less when it has less, at worst it spills a few words outside the loops.
+    hoisting: bool = True
 
     @property
     def name(self) -> str:
@@ -75,7 +78,7 @@ def expression_registers(exprs: Iterable[Expr], candidate: Candidate) -> int:
     if not exprs:
         return 0
     loads = {n for e in exprs for n in walk(e) if isinstance(n, Load) and "kv_idx" in atoms_of(n)}
-    if not loads:
+    if not loads or not candidate.hoisting:
         return COORDINATE_REGISTERS
     rowwise = any(atoms_of(n) & {"q_idx", "q_pos"} for n in loads)
     in_flight = candidate.tile_n // 2 if rowwise else candidate.tile_n // 4
