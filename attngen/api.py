@@ -98,6 +98,13 @@ def explain(spec: SpecLike, *, target: str | None = None, name: str | None = Non
 
 def resolve(spec: SpecLike, name: str | None, options: Options) -> AttentionSpec:
     """The spec with every override applied."""
+    if name is not None and not isinstance(name, str):
+        raise error(
+            "E0503",
+            f"option `name` does not take {name!r}",
+            notes=("name: which attention block of the file",),
+            helps=("give the block's name as text, or leave it out for the last one of the file",),
+        )
     if isinstance(spec, AttentionSpec):
         resolved = _override(spec, options)
         if name is not None and name != spec.name:

@@ -208,7 +208,8 @@ CALL: tuple[Code, ...] = (
         "no-backward",
         "a call needs gradients and there is no backward kernel",
         "Some input requires a gradient and gradients are enabled. Call under torch.no_grad() or "
-        "torch.inference_mode(), or detach.",
+        "torch.inference_mode(), or detach. A captured tensor that requires one is declared `grad` in the spec, or "
+        "detached: its gradient would be lost otherwise.",
     ),
     Code(
         "E0612",
@@ -234,7 +235,8 @@ CALL: tuple[Code, ...] = (
         "bad-output",
         "`out` or `lse` does not fit the result",
         "out has q's shape with v's head dimension and the spec's output dtype, lse is float32 (batch, "
-        "heads_q, seqlen_q); both are on q's device and not expanded.",
+        "heads_q, seqlen_q); both are on q's device and not expanded. out has memory of its own: written over q, "
+        "k or v it would change what other rows still read.",
     ),
     Code(
         "E0617",

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from attngen.diag.diagnostic import error
+from attngen.diag.diagnostic import AttnError, error
 from attngen.ir.spec import AttentionSpec, TensorDecl
 from attngen.ir.types import Layout
 from attngen.jit.named import TORCH_DTYPE
@@ -48,6 +48,19 @@ def validate(
     for decl in spec.tensors:
         _captured(decl, tensors[decl.name], q, extents)
     _outputs(spec, q, out, lse, sizes, strides)
+    if out is not None and out.numel() and out.data_ptr() in (q.data_ptr(), k.data_ptr(), v.data_ptr()):
+        raise overlap(q, k, v, out)
+
+
+def overlap(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> AttnError:
+    """E0616: `out` starts where an input does."""
+    name = next(n for n, x in (("q", q), ("k", k), ("v", v)) if x is out or x.data_ptr() == out.data_ptr())
+    return error(
+        "E0616",
+        f"`out` is the memory of `{name}`",
+        notes=(f"rows of the result are written while `{name}` is still read",),
+        helps=("leave `out` out, or give it memory of its own: torch.empty_like(q)",),
+    )
 
 
 def normalized(x: torch.Tensor) -> torch.Tensor:

@@ -181,7 +181,7 @@ class Attention:
             ):
                 return self._general(q, k, v, return_lse, out, lse, scale, check, named)
             if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or self._needs_grad(named)):
-                raise ops.needs_gradients(self.spec.name)
+                raise ops.needs_gradients(self.spec, (q, k, v), named)
             tail = () if self._bare and not named else self._bind(named, q, k)
             return self._launch(ready, q, k, v, tail, scale, out, lse, return_lse)
         except (AttributeError, IndexError, TypeError, ValueError):  # not the tensors that the path takes for granted
@@ -201,6 +201,8 @@ class Attention:
         named: dict[str, Any],
     ) -> Any:
         """Calls that are not a plain eager call on a GPU that is ready."""
+        if _is_dynamo():  # traced by itself, after a graph break in `__call__`
+            return ops.traced(self, q, k, v, return_lse, out, lse, scale, named)
         if not all(isinstance(x, torch.Tensor) for x in (q, k, v)):
             contract.validate(self.spec, q, k, v, self._given_tensors(named), out, lse)
         if _functorch_level() is not None:
@@ -213,7 +215,7 @@ class Attention:
         if attention is not self:
             return attention(q, k, v, return_lse=return_lse, out=out, lse=lse, scale=scale, check=check, **named)
         if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or self._needs_grad(named)):
-            raise ops.needs_gradients(self.spec.name)
+            raise ops.needs_gradients(self.spec, (q, k, v), named)
         if _dispatch_modes() or type(q) not in (_Tensor, torch.nn.Parameter) or device == "meta":
             return ops.traced(self, q, k, v, return_lse, out, lse, scale, named)
         return self.run(q, k, v, return_lse, out, lse, scale, check, named)
@@ -273,7 +275,7 @@ class Attention:
         return self._other
 
     def _needs_grad(self, named: dict[str, Any]) -> bool:
-        names = self.binder.grad_names
+        names = self.binder.tensor_names
         return bool(names) and any(getattr(named.get(n), "requires_grad", False) for n in names)
 
     def _given_tensors(self, named: dict[str, Any]) -> dict[str, Any]:

@@ -101,6 +101,8 @@ class Launcher:
                 out = _empty_like(q, memory_format=_contiguous)
             else:
                 out = _empty((*q.shape[:3], self.spec.head_dim_v), dtype=self._dtype, device=state.device)
+        elif out is q or (place := out.data_ptr()) == q.data_ptr() or place == k.data_ptr() or place == v.data_ptr():
+            raise contract.overlap(q, k, v, out)
         stream = _raw_stream(index)
         capturing = _capturing()
         if capturing:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from attngen.diag.diagnostic import error
+from attngen.diag.diagnostic import AttnError, error
 from attngen.ir.spec import AttentionSpec, ParamDecl, TensorDecl
 from attngen.ir.types import DType, Type
 from attngen.jit.shapes import Sizes, sizes_of
@@ -24,6 +24,8 @@ TORCH_DTYPE: dict[DType, torch.dtype] = {
 _INT32 = (-(2**31), 2**31 - 1)
 _PYTHON = {Type.INT: int, Type.FLOAT: float, Type.BOOL: bool}
 _Tensor = torch.Tensor
+#: Stands for the name in `Binder.unknown_text`; close to no name.
+_ANY = "?"
 
 
 class Binder:
@@ -35,7 +37,10 @@ class Binder:
         self.tensors = tuple((t.name, t) for t in spec.tensors)
         self.names = frozenset(p.name for p in spec.params) | frozenset(t.name for t in spec.tensors)
         self.bare = not self.names
-        self.grad_names = tuple(t.name for t in spec.tensors if t.grad)
+        self.tensor_names = tuple(t.name for t in spec.tensors)
+        # Dynamo traces neither AttnError nor difflib: what it may have to say is written beforehand.
+        self.missing_texts = {name: str(self._missing(name)) for name in sorted(self.names)}
+        self.unknown_text = str(self._unknown(_ANY))
         self._rows = tuple((p.name, p.default, _PYTHON[p.type], *_range(p), p) for p in spec.params)
 
     def bind(self, named: Mapping[str, Any], q: Any, k: Any) -> tuple[Any, ...]:
@@ -74,6 +79,9 @@ class Binder:
 
     def missing(self, name: str) -> NoReturn:
         """E0602."""
+        raise self._missing(name)
+
+    def _missing(self, name: str) -> AttnError:
         tensor = next((t for t in self.spec.tensors if t.name == name), None)
         if tensor is not None:
             kind, declared = "tensor", f"`tensor {_declared(tensor)}`"
@@ -81,7 +89,7 @@ class Binder:
             decl = self.spec.param(name)
             default = ", without a default" if decl.default is None else f" with the default {decl.default}, found None"
             kind, declared = "param", f"`param {name}: {decl.type.value}`{default}"
-        raise error(
+        return error(
             "E0602",
             f"`{self.spec.name}` needs the {kind} `{name}`",
             notes=(f"the spec declares {declared}",),
@@ -96,9 +104,12 @@ class Binder:
 
     def unknown(self, name: str) -> NoReturn:
         """E0601."""
+        raise self._unknown(name)
+
+    def _unknown(self, name: str) -> AttnError:
         close = get_close_matches(name, sorted(self.names), n=1)
         listed = ", ".join(sorted(self.names)) or "none"
-        raise error(
+        return error(
             "E0601",
             f"`{self.spec.name}` has no param or tensor `{name}`",
             helps=(f"did you mean `{close[0]}`?" if close else f"its params and tensors: {listed}",),

@@ -7,6 +7,7 @@ Registered with torch.library.Library: a `custom_op` costs 23 us a call, these 3
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,9 @@ import torch
 from attngen.diag.diagnostic import error
 
 if TYPE_CHECKING:
+    from attngen.ir.spec import AttentionSpec
     from attngen.jit.kernel import Attention
+    from attngen.jit.named import Binder
 
 _ARGS = "str handle, Tensor q, Tensor k, Tensor v, Tensor[] tensors, SymInt[] ints, float[] floats, float? scale"
 _attentions: dict[str, Attention] = {}
@@ -58,6 +61,8 @@ def traced(
     if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    if torch.compiler.is_dynamo_compiling():
+        _names_under_dynamo(attention.binder, named)
     tensors: list[Any] = []
     ints: list[int] = []
     floats: list[float] = []
@@ -88,6 +93,24 @@ def traced(
     lse = q.new_empty(lse_shape, dtype=torch.float32) if lse is None else lse
     torch.ops.attngen.forward_out(attention.handle, q, k, v, tensors, ints, floats, scale, out, lse)
     return (out, lse) if return_lse else out
+
+
+def _names_under_dynamo(binder: Binder, named: dict[str, Any]) -> None:
+    """E0601, E0602 and E0603 as a TypeError with their text: Dynamo reports it, where an AttnError would end the trace
+    with a message about the constructor. Without fullgraph the call then runs eagerly and raises the AttnError.
+    """
+    for name in named:
+        if name not in binder.names:
+            raise TypeError(binder.unknown_text.replace("?", name, 1))
+    for name, value_type, decl in binder.params:
+        value = named.get(name, decl.default)
+        if value is None:
+            raise TypeError(binder.missing_texts[name])
+        if isinstance(value, float) and value_type is not float:
+            raise TypeError(f"error[E0603]: param `{name}` is no float, found {value}\nhelp: pass int({name})")
+    for name, _ in binder.tensors:
+        if named.get(name) is None:
+            raise TypeError(binder.missing_texts[name])
 
 
 def _run(
@@ -135,20 +158,29 @@ def _refuse_gradients(name: str) -> Any:
     def autograd(handle: str, q: Any, k: Any, v: Any, tensors: list[Any], *rest: Any) -> Any:
         if torch.is_grad_enabled():
             spec = _find(handle).spec
-            wanted = (x for x, t in zip(tensors, spec.tensors, strict=True) if t.grad)
-            if any(x.requires_grad for x in (q, k, v, *wanted)):
-                raise needs_gradients(spec.name)
+            if any(x.requires_grad for x in (q, k, v, *tensors)):
+                named = {t.name: x for x, t in zip(tensors, spec.tensors, strict=True)}
+                raise needs_gradients(spec, (q, k, v), named)
         with torch._C._AutoDispatchBelowAutograd():
             return op(handle, q, k, v, tensors, *rest)
 
     return autograd
 
 
-def needs_gradients(name: str) -> Exception:
-    """E0611."""
+def needs_gradients(spec: AttentionSpec, qkv: tuple[Any, ...], named: Mapping[str, Any]) -> Exception:
+    """E0611: a call would lose a gradient, of q, k, v, a tensor declared `grad`, or one that ought to be."""
+    wanted = [t for t in spec.tensors if getattr(named.get(t.name), "requires_grad", False)]
+    if wanted and not any(x.requires_grad for x in qkv) and not any(t.grad for t in wanted):
+        name = wanted[0].name
+        return error(
+            "E0611",
+            f"tensor `{name}` requires gradients, and `{spec.name}` does not declare it `grad`",
+            notes=("its gradient would be lost, silently",),
+            helps=(f"pass {name}.detach(), or declare `tensor {name}: … grad` in the spec",),
+        )
     return error(
         "E0611",
-        f"`{name}` was called with tensors that require gradients, and it has no backward kernel yet",
+        f"`{spec.name}` was called with tensors that require gradients, and it has no backward kernel yet",
         notes=("a result without gradients would train nothing, silently",),
         helps=("call it under torch.no_grad() or torch.inference_mode(), or pass tensors that were .detach()ed",),
     )
