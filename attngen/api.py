@@ -15,6 +15,7 @@ from attngen.ir.spec import AttentionSpec
 from attngen.options import Options
 from attngen.settings import DEFAULT_TARGET, settings
 from attngen.source import KernelSource
+from attngen.stages import staged
 
 if TYPE_CHECKING:
     from attngen.ir.plan import PlanSet
@@ -96,8 +97,10 @@ def explain(spec: SpecLike, *, target: str | None = None, name: str | None = Non
     return explain_plan(_plan(resolved, _target(resolved, options)))
 
 
+@staged("spec")
 def resolve(spec: SpecLike, name: str | None, options: Options) -> AttentionSpec:
     """The spec with every override applied."""
+    settings()  # ATTNGEN_LOG counts from the first stage on
     if name is not None and not isinstance(name, str):
         raise error(
             "E0503",
@@ -197,6 +200,7 @@ def _plan(spec: AttentionSpec, target: str) -> PlanSet:
     return plan(spec, target)
 
 
+@staged("emit")
 def _emit(plan_set: PlanSet) -> KernelSource:
     from attngen.emit.module import emit
 

@@ -5,6 +5,7 @@ Candidates run through the passes; a Reject ends one; measurements, or a static 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 from attngen.diag.diagnostic import AttnError, Diagnostic, Label
@@ -20,9 +21,11 @@ from attngen.passes.mask_plan import plan_mask
 from attngen.passes.memory import plan_memory
 from attngen.passes.schedule import plan_schedule
 from attngen.passes.serves import why_not
+from attngen.stages import staged
 from attngen.targets import measured, sm90
 from attngen.verify.plan import MAX_PLANS, verify, verify_set
 
+log = logging.getLogger("attngen.plan")
 #: Lengths at which plans are compared; between two that prefer different plans lies a limit of the PlanSet.
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 #: A second plan must save this share of the time at some length to be worth its compile time.
@@ -84,6 +87,7 @@ def _tries(spec: AttentionSpec, served: list[KernelPlan]) -> Iterator[tuple[Cand
                     yield candidate.replace(hoisting=False), o_in_q
 
 
+@staged("plan")
 def plan(spec: AttentionSpec, target: str = sm90.NAME) -> PlanSet:
     """Choose at most three tile plans for `spec` on `target`.
 
@@ -108,12 +112,16 @@ def plan(spec: AttentionSpec, target: str = sm90.NAME) -> PlanSet:
     if not served:
         # nearest: got past compute, then by how little was missing
         raise _nothing_fits(spec, target, sorted(rejected, key=lambda r: (r.by == "compute", rejected[r])))
+    log.debug("%d candidates fit, %d do not", len(served), len(rejected))
+    for r in rejected:
+        log.debug("%s was rejected by %s: %s", r.candidate, r.by, r.why)
     for p in served:
         verify(p)
     chosen, limits = choose(served)
     others = tuple(p for p in served if p not in chosen)
     found = PlanSet(spec=spec, target=target, plans=chosen, limits=limits, rejected=tuple(rejected), others=others)
     verify_set(found)
+    log.debug("chosen: %s", ", ".join(p.name for p in chosen))
     return found
 
 

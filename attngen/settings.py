@@ -1,6 +1,7 @@
 """Environment variables -> Settings, read once. Nothing below this module reads `os.environ` for attngen's own sake.
 
-Precedence: an argument of the call (or a flag of the command line), then the environment, then the default.
+Precedence: an argument of the call (or a flag of the command line), then the environment, then the spec (its `target`
+clause), then the default.
 Tuning is never an environment variable.
 """
 
@@ -16,8 +17,8 @@ from pathlib import Path
 #: Every variable, with what it does; `attngen doctor` and the docs print this table.
 VARIABLES: dict[str, str] = {
     "ATTNGEN_CACHE_DIR": "folder of the compiled-kernel cache; default: the user's cache folder, `attngen`",
-    "ATTNGEN_TARGET": "target that is compiled for when neither the call nor the spec names one; default: sm_90a",
-    "ATTNGEN_LOG": "log level of the `attngen` loggers: debug, info, warning or error; default: no handler",
+    "ATTNGEN_TARGET": "target that is compiled for, whatever the spec names, unless the call names one",
+    "ATTNGEN_LOG": "log level, unless `-v` is given: debug (details), info (stages and times), warning or error",
     "ATTNGEN_DUMP_DIR": "folder that receives the generated source of every kernel that is built",
     "ATTNGEN_NO_CACHE": "1 keeps compiled kernels in a folder of the process only, removed at exit",
 }
@@ -75,8 +76,10 @@ def settings() -> Settings:
     found = read(os.environ)
     if found.log is not None:
         logger = logging.getLogger("attngen")
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
-        logger.addHandler(handler)
-        logger.setLevel(_LEVELS[found.log])
+        if not logger.hasHandlers():  # an application's handlers, or those of `-v`, print each line once
+            handler = logging.StreamHandler()
+            handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+            logger.addHandler(handler)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(_LEVELS[found.log])
     return found

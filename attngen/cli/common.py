@@ -236,7 +236,8 @@ def _near(path: Path) -> str:
 Source = Annotated[str, typer.Argument(metavar="SPEC", help="A .attn file, or - for stdin.", show_default=False)]
 Name = Annotated[str | None, typer.Option("--name", help="Which attention block (default: the last).")]
 Target = Annotated[
-    str | None, typer.Option("--target", help="Architecture, e.g. sm_90a (default: the spec's, or sm_90a).")
+    str | None,
+    typer.Option("--target", help="Architecture, e.g. sm_90a (default: ATTNGEN_TARGET, the spec's, sm_90a)."),
 ]
 DTypeOption = Annotated[str | None, typer.Option("--dtype", help="bf16 or fp16 in place of the spec's.")]
 HeadDim = Annotated[str | None, typer.Option("--head-dim", help="Head dim, e.g. 64, or 192x128 for q/k and v.")]

@@ -40,8 +40,9 @@ def cases(spec: AttentionSpec) -> list[tuple[int, int]]:
 
 def self_attention(spec: AttentionSpec) -> bool:
     """Whether a captured tensor over the keys is read at a query's row: then there are no more rows than keys."""
-    parts = (spec, *spec.branches, *spec.segments)
-    for e in (e for part in parts for e in (part.mask, part.score)):
+    branches = [e for x in spec.branches for e in (x.mask, x.score)]
+    segments = [e for x in spec.segments for e in (x.mask, x.score)]
+    for e in (spec.mask, spec.score, *branches, *segments):
         for node in walk(e):
             if isinstance(node, Load):
                 dims = spec.tensor(node.tensor).dims
@@ -63,7 +64,7 @@ def verify_spec(
     case = f"{shape.seqlen_q}x{shape.seqlen_kv}"
     q, k, v = samples.qkv(spec, shape, seed=seed)
     arguments: dict[str, Any] = {"params": dict(params), "tensors": samples.tensors(spec, shape, seed=seed)}
-    more = {"segments": samples.segments(spec, shape, seed=seed)} if spec.segments else {}
+    more: dict[str, Any] = {"segments": samples.segments(spec, shape, seed=seed)} if spec.segments else {}
     exact = dense.attention(spec, q, k, v, **arguments, **more)
     outcomes = [_blockwise(spec, case, exact, (q, k, v), arguments | more)]
     outcomes += _plans(spec, target, case, exact, (q, k, v), arguments)

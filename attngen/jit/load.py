@@ -26,6 +26,7 @@ from attngen.jit import worker
 from attngen.jit.cache import Entry, KernelCache
 from attngen.jit.key import fingerprint
 from attngen.source import KernelSource
+from attngen.stages import staged
 
 log = logging.getLogger("attngen.jit")
 #: Called as (what, done, total) while plans compile.
@@ -53,6 +54,7 @@ def plan_count(source: KernelSource) -> int:
     return max(1, len(source.meta.get("plans", ())))
 
 
+@staged("load")
 def load(
     source: KernelSource, target: str, cache: KernelCache, *, options: str = "", progress: Progress | None = None
 ) -> Loaded:

@@ -23,3 +23,31 @@ def test_every_command_reads_it(command: list[str], tmp_path: Path, monkeypatch:
         settings.settings.cache_clear()
     assert done.exit_code == 1
     assert "E0401" in done.stderr
+
+
+def test_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call, then ATTNGEN_TARGET, then the spec, then the default; the variable's description says so too."""
+    from attngen import AttnError, compile
+    from attngen.cli.common import pick_target
+    from attngen.syntax import load_spec
+
+    text = "attn 1\n\nattention full {\n  head_dim = 64\n  target = sm_100a\n}\n"
+    spec = load_spec(text)
+
+    def named(**call: str) -> str:
+        with pytest.raises(AttnError) as fault:
+            compile(text, **call)
+        return fault.value.diagnostics[0].message
+
+    monkeypatch.setenv("ATTNGEN_TARGET", "sm_1")
+    settings.settings.cache_clear()
+    try:
+        assert "`sm_3`" in named(target="sm_3") and pick_target(spec, "sm_3") == "sm_3"
+        assert "`sm_1`" in named() and pick_target(spec, None) == "sm_1"
+        monkeypatch.delenv("ATTNGEN_TARGET")
+        settings.settings.cache_clear()
+        assert "`sm_100a`" in named() and pick_target(spec, None) == "sm_100a"
+        assert pick_target(spec.replace(targets=()), None) == settings.DEFAULT_TARGET
+    finally:
+        settings.settings.cache_clear()
+    assert "whatever the spec names" in settings.VARIABLES["ATTNGEN_TARGET"]
