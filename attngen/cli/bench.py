@@ -90,7 +90,9 @@ def _lengths(seqlen: str | None, quick: bool) -> tuple[int, ...]:
         return QUICK_SEQLENS if quick else GRID_SEQLENS
     parts = [p.strip() for p in seqlen.split(",")]
     if not all(p.isascii() and p.isdigit() and 0 < int(p) < 2**24 for p in parts):
-        raise common.Usage(f"--seqlen takes lengths such as 1024,4096, found {common.printable(seqlen)!r}")
+        raise common.Usage(
+            f"--seqlen takes lengths from 1 to {2**24 - 1} such as 1024,4096, found {common.printable(seqlen)!r}"
+        )
     return tuple(int(p) for p in parts)
 
 

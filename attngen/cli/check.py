@@ -27,17 +27,23 @@ def check(
     from attngen.syntax import check_text, load_all
 
     found: list[Diagnostic] = []
+    files: list[dict[str, object]] = []
     for name in specs:
-        source = common.read_source(name)
-        faults = check_text(source)
+        faults: list[Diagnostic]
+        try:
+            source = common.read_source(name)
+            faults = check_text(source)
+        except common.Usage as fault:  # no reason to keep silent about the other files
+            faults = [Diagnostic("E0110", str(fault), helps=("check the path",))]
         if plan and not _errors(faults):
             for spec in load_all(source):
                 faults = [*faults, *_plan_faults(spec, target)]
         found += faults
+        files.append({"file": name, "ok": not _errors(faults)})
         if not as_json and not faults:
             common.say(f"{common.printable(name)}: ok")
     if as_json:
-        print(render.to_json(found))
+        print(render.to_json(found, files=files))
     elif found:
         common.report(found)
     if _errors(found):

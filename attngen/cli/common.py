@@ -49,8 +49,9 @@ def say(*parts: object) -> None:
     print(*parts, file=sys.stderr)
 
 
-#: Codes that speak of the command line: options, names of blocks, output files, values of params (E06xx).
-_USAGE_CODES = ("E0502", "E0503", "E0504", "E0530", "E0531", "E0532", "E06")
+#: Codes that speak of the command line: files that cannot be read, options, names of blocks, output files, values of
+#: params (E06xx).
+_USAGE_CODES = ("E0110", "E0502", "E0503", "E0504", "E0530", "E0531", "E0532", "E06")
 
 
 def exit_code(diagnostics: Iterable[Diagnostic]) -> int:

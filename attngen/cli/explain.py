@@ -67,6 +67,12 @@ def explain(
     from attngen import samples
     from attngen.search import plan
 
+    for option, file, ending in (("--svg", svg, ".png"), ("--png", png, ".svg")):
+        if file is not None and file.lower().endswith(ending):
+            other = "--png" if option == "--svg" else "--svg"
+            raise common.Usage(
+                f"{option} {common.printable(file)} names a {ending} file; write {other} {common.printable(file)}"
+            )
     changes = common.overrides(dtype=dtype, head_dim=head_dim, layout=layout, tile=tile, stages=stages, order=order)
     spec = common.load(subject, name, changes)
     params = samples.params(spec, common.settings_of(param or [], "--param"))
@@ -113,7 +119,9 @@ def _explain_code(text: str, as_json: bool) -> None:
 def _lengths(text: str) -> list[int]:
     parts = [p.strip() for p in text.split(",")]
     if not all(p.isascii() and p.isdigit() and 0 < int(p) < 2**24 for p in parts):
-        raise common.Usage(f"--seqlen takes lengths such as 1024,4096, found {common.printable(text)!r}")
+        raise common.Usage(
+            f"--seqlen takes lengths from 1 to {2**24 - 1} such as 1024,4096, found {common.printable(text)!r}"
+        )
     return [int(p) for p in parts]
 
 
@@ -146,6 +154,8 @@ def _rooflines(plans: PlanSet, shapes: list[Shape], params: dict[str, Any]) -> l
 
 def _small_tensors(samples: Any, spec: AttentionSpec, shape: Shape) -> dict[str, Any]:
     """Sample tensors with their declared shapes; those that no mask reads without storage."""
+    if not spec.tensors:  # and no second is spent on importing torch
+        return {}
     import torch
 
     from attngen.ir.expr import tensors_of

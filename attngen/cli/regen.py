@@ -50,6 +50,10 @@ def regen(
 ) -> None:
     """Regenerate the gallery of kernels that is kept under review."""
     place = Path(folder) if folder else _checkout() / "generated"
+    if check and folder and not place.is_dir():
+        raise common.Usage(
+            f"--folder {common.printable(folder)}: there is no such folder to check; leave --check out to write it"
+        )
     wanted = {place / name: text for name, text in render().items()}
     if not folder:
         from attngen.cli import reference

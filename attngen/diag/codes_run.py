@@ -32,7 +32,7 @@ ENVIRONMENT: tuple[Code, ...] = (
         "an option's value has the wrong type or is out of range",
         "Every option has a type and a range.\n"
         "\n"
-        '    attngen.build("causal.attn", head_dim=100)        # must be a multiple of 8\n'
+        '    attngen.build("causal.attn", stages=0)            # must be at least 1\n'
         "\n"
         "The message gives the reason; `auto` leaves the choice to the planner where it stands.",
     ),

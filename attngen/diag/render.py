@@ -57,9 +57,12 @@ def render_github(d: Diagnostic) -> str:
     return f"::{d.severity.value}{fields}::{_escape(text)}"
 
 
-def to_json(diagnostics: Iterable[Diagnostic]) -> str:
-    """All diagnostics as one JSON object: `{"schema": 1, "diagnostics": [...]}`. Lines and columns count from 1."""
-    return json.dumps({"schema": JSON_SCHEMA, "diagnostics": [_as_dict(d) for d in diagnostics]}, indent=2)
+def to_json(diagnostics: Iterable[Diagnostic], **more: object) -> str:
+    """All diagnostics as one JSON object: `{"schema": 1, "diagnostics": [...]}`. Lines and columns count from 1.
+
+    `more`: further fields of the object.
+    """
+    return json.dumps({"schema": JSON_SCHEMA, "diagnostics": [_as_dict(d) for d in diagnostics], **more}, indent=2)
 
 
 def visible(text: str) -> str:

@@ -39,7 +39,8 @@ def _gaps(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
     s = spec.schedule
     if spec.dtype not in (DType.BF16, DType.FP16):
         yield f"{spec.dtype} inputs", spec.span, "use bf16 or fp16"
-    for name, d in (("head_dim", spec.head_dim_qk), ("v", spec.head_dim_v)):
+    dims = (("head_dim", spec.head_dim_qk), ("v", spec.head_dim_v))
+    for name, d in dims[: 1 if spec.head_dim_qk == spec.head_dim_v else 2]:
         if d % 8 or not 8 <= d <= 256:
             yield f"{name} = {d}", spec.span, "head dims are multiples of 8 from 8 to 256"
     if spec.layout not in (Layout.BSHD, Layout.BHSD):

@@ -57,6 +57,7 @@ _SLIPS = (
     ("||", "write `or`"),
     ("!", "write `not`, or `!=` for unequal"),
     ("**", "write `x * x`, or `exp(y * log(x))`"),
+    ("<>", "write `!=` for unequal"),
     ("^", "write `x * x`, or `exp(y * log(x))`"),
     ("&", "write `and`"),
     ("|", "write `or`"),
@@ -67,6 +68,8 @@ _SLIPS = (
     ("~", "write `not`"),
     (".", "write a digit on each side of the point: `0.5`, `2.0`"),
 )
+#: Slips whose second character is what cannot stand there.
+_TOO_LATE = ("**", "<>")
 
 
 def spelled(terminal: str) -> str:
@@ -227,4 +230,6 @@ def _expected(accepts: set[str], same_line: bool) -> str:
 def _slip(text: str, at: int) -> str | None:
     if text[at - 1 : at + 1] == "==":
         return "write one `=` to give a clause its value"
+    if text[at - 1 : at + 1] in _TOO_LATE:  # the first of the two is an operator by itself
+        at -= 1
     return next((mend for slip, mend in _SLIPS if text.startswith(slip, at)), None)

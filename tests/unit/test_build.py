@@ -139,7 +139,7 @@ def test_options_are_checked_together() -> None:
     codes = [d.code for d in caught.value.diagnostics]
     assert codes == ["E0502", "E0503", "E0503"] and "did you mean `head_dim`" in str(caught.value)
     for name, bad in {
-        "head_dim": (100, "64", 0, True),
+        "head_dim": (4097, "64", 0, True),
         "head_dim_v": (-8,),
         "dtype": ("fp8", 3),
         "layout": ("sbhd",),
