@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from attngen.ir import integers
+from attngen.ir.expr import Expr
 from attngen.ir.forms import MaskForm
 from attngen.ir.plan import KernelPlan
 from attngen.ref.walk import tiles_of
@@ -46,15 +48,20 @@ class Tiling:
         return {"skipped": len(self.rows) * self.n_blocks - unmasked - masked, "full": unmasked, "partial": masked}
 
 
-def environment(shape: Shape, batch: int, head: int, params: Mapping[str, Any]) -> dict[str, Any]:
+def sizes(shape: Shape, batch: int, head: int, params: Mapping[str, Any]) -> dict[str, Any]:
     """Values of everything a bound may read, except rows and keys."""
-    import torch
-
     fixed = {
         "b": batch, "h": head, "h_kv": head * shape.heads_kv // shape.heads_q, "batch": shape.batch,
         "heads_q": shape.heads_q, "heads_kv": shape.heads_kv, "seqlen_q": shape.seqlen_q, "seqlen_kv": shape.seqlen_kv,
     }  # fmt: skip
-    return {k: torch.tensor(v) for k, v in {**fixed, **params}.items()}
+    return {**fixed, **params}
+
+
+def environment(shape: Shape, batch: int, head: int, params: Mapping[str, Any]) -> dict[str, Any]:
+    """`sizes` as torch tensors."""
+    import torch
+
+    return {k: torch.tensor(v) for k, v in sizes(shape, batch, head, params).items()}
 
 
 def tiling(
@@ -91,22 +98,38 @@ def _ranges(
     params: Mapping[str, Any],
     tensors: Mapping[str, Any],
 ) -> list[list[Bounds]]:
-    """(lower_min, lower_max, upper_min, upper_max) of every row tile, clause by clause."""
+    """(lower_min, lower_max, upper_min, upper_max) of every row tile, clause by clause.
+
+    Bounds of ints alone, the usual ones, are evaluated without torch: importing it takes longer than all the rest.
+    """
+    bounds = [(b.lower_min, b.lower_max, b.upper_min, b.upper_max) for b in form.bounds]
+    rows = {"q_lo": list(starts), "q_hi": [min(start + step, shape.seqlen_q) - 1 for start in starts]}
+    if all(integers.takes(e) for clause in bounds for e in clause):
+        env = sizes(shape, batch, head, params) | rows
+        columns = [[integers.column(e, env, len(starts)) for e in clause] for clause in bounds]
+    else:
+        columns = _with_torch(bounds, rows, environment(shape, batch, head, params), tensors, len(starts))
+    return [list(zip(*clause, strict=True)) for clause in columns]
+
+
+def _with_torch(
+    bounds: list[tuple[Expr, Expr, Expr, Expr]],
+    rows: Mapping[str, list[int]],
+    env: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    length: int,
+) -> list[list[list[int]]]:
+    """Values of bounds that read captured tensors or floats, for every row tile."""
     import torch
 
     from attngen.ref.evaluate import evaluate
 
-    q_lo = torch.tensor(list(starts), dtype=torch.int64)
-    q_hi = torch.clamp(q_lo + step, max=shape.seqlen_q) - 1
-    env = environment(shape, batch, head, params) | {"q_lo": q_lo, "q_hi": q_hi}
+    full = {**env, **{n: torch.tensor(x, dtype=torch.int64) for n, x in rows.items()}}
 
-    def values(e: Any) -> list[int]:
-        return [int(x) for x in torch.as_tensor(evaluate(e, env, dict(tensors))).expand(len(starts)).tolist()]
+    def column(e: Expr) -> list[int]:
+        return [int(x) for x in torch.as_tensor(evaluate(e, full, dict(tensors))).expand(length).tolist()]
 
-    return [
-        list(zip(values(b.lower_min), values(b.lower_max), values(b.upper_min), values(b.upper_max), strict=True))
-        for b in form.bounds
-    ]
+    return [[column(e) for e in clause] for clause in bounds]
 
 
 def _walk(clauses: list[Bounds], tile_n: int) -> tuple[Segment, ...]:

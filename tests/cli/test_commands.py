@@ -143,6 +143,7 @@ def test_regen_check_finds_a_change(attngen, tmp_path, monkeypatch):
 
     monkeypatch.setattr(regen, "GALLERY", regen.GALLERY[:1])
     folder = tmp_path / "gallery"
+    folder.mkdir()
     assert attngen("regen", "--folder", folder, "--check").code == 1
     assert attngen("regen", "--folder", folder).code == 0
     assert attngen("regen", "--folder", folder, "--check").code == 0
@@ -170,8 +171,8 @@ def test_version_names_the_compiler(process):
     assert re.fullmatch(r"attngen \d+\.\d+\.\d+ \(nvidia-cutlass-dsl \S+, Python \S+\)\n", process("--version").out)
 
 
-def test_compile_check_and_fmt_start_light(causal, tmp_path):
-    """No torch, no DSL, no rich: that is what keeps `attngen compile` under 0.7 s."""
+def test_compile_check_fmt_and_explain_start_light(causal, tmp_path):
+    """No torch, no DSL, no rich: that is what keeps `attngen compile` under 0.7 s, and `explain` without tensors."""
     code = (
         "import sys, atexit; sys.argv = ['attngen', *sys.argv[1:]]\n"
         "from attngen.cli.main import main\n"
@@ -183,6 +184,7 @@ def test_compile_check_and_fmt_start_light(causal, tmp_path):
         ["compile", str(causal), "-q", "-o", str(tmp_path / "k.py")],
         ["check", str(causal)],
         ["fmt", str(causal)],
+        ["explain", "examples/causal.attn"],
     ):
         done = subprocess.run(
             [sys.executable, "-c", code, *command], cwd=ROOT, capture_output=True, text=True, check=True
