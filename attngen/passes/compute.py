@@ -21,6 +21,9 @@ LARGE = 2.0**24
 _UNBOUNDED = frozenset({"div", "log", "log2", "exp"})
 #: Bounds of one clause of a union and its share of the run's state (fitted to compiled kernels: less spills).
 WALK_REGISTERS = 8
+#: A param, or a captured value that does not move with the column, with what is derived from it; two warpgroups have
+#: room for that.
+CAPTURED_REGISTERS = 6
 #: Addresses of loads that move with the column.
 ADDRESS_REGISTERS = 16
 
@@ -30,8 +33,8 @@ class Candidate(Node):
 
     warpgroups: int
     tile_n: int
-    #: Count what ptxas may hoist out of element-wise expressions. The search drops it where too few candidates are left:
-    #: ptxas hoists less when it has less, at worst it spills a few words outside the loops.
+    #: Count what ptxas may hoist out of element-wise expressions. The search drops it where too few candidates are
+    #: left: ptxas hoists less when it has less, at worst it spills a few words outside the loops.
     hoisting: bool = True
 
     @property
@@ -77,14 +80,19 @@ def expression_registers(exprs: Iterable[Expr], candidate: Candidate) -> int:
     exprs = tuple(exprs)
     if not exprs:
         return 0
-    loads = {n for e in exprs for n in walk(e) if isinstance(n, Load) and "kv_idx" in atoms_of(n)}
-    if not loads or not candidate.hoisting:
+    captured = {n for e in exprs for n in walk(e) if isinstance(n, Load | Param)}
+    loads = {n for n in captured if isinstance(n, Load) and "kv_idx" in atoms_of(n)}
+    if not candidate.hoisting:
         return COORDINATE_REGISTERS
+    tight = candidate.warpgroups > 2
+    held = COORDINATE_REGISTERS + (CAPTURED_REGISTERS * len(captured - loads) if tight else 0)
+    if not loads:
+        return held
     rowwise = any(atoms_of(n) & {"q_idx", "q_pos"} for n in loads)
     in_flight = candidate.tile_n // 2 if rowwise else candidate.tile_n // 4
-    if candidate.warpgroups > 2:
-        return COORDINATE_REGISTERS + in_flight
-    return COORDINATE_REGISTERS + ADDRESS_REGISTERS + (2 * in_flight if rowwise else in_flight)
+    if tight:
+        return held + in_flight
+    return held + ADDRESS_REGISTERS + (2 * in_flight if rowwise else in_flight)
 
 
 def walk_registers(form: MaskForm) -> int:
