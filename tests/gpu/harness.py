@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from attngen.ir.types import DType, Layout
 from attngen.jit.kernel import Attention
 from attngen.ref.compare import assert_close
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DTYPES = {DType.BF16: torch.bfloat16, DType.FP16: torch.float16}
 _built: dict[AttentionSpec, Attention] = {}
 

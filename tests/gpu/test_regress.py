@@ -35,3 +35,19 @@ def test_the_lowest_float_in_unmasked_tiles():
     """-3.4e38 times log2(e) is -inf; rows whose first tiles hold nothing else were NaN."""
     s = spec(score=f("where", K < 3, S, -3.4e38), d=64)
     verify(s, *inputs(s, 2, 300, 700, 2, 1))
+
+
+def test_buckets_at_powers_of_two():
+    """T5: 2 log2(n / 8) is whole at n = 16, 32, 64; the table is steep so that a wrong bucket shows."""
+    import torch
+    from harness import EXAMPLES, built
+
+    from attngen.ref.compare import assert_close
+    from attngen.syntax import load_spec
+
+    t5 = load_spec(EXAMPLES / "t5.attn")
+    for sq, skv in ((200, 77), (190, 45), (300, 300)):
+        q, k, v = inputs(t5, 1, sq, skv, 2, 2)
+        table = torch.randn(32, 2, device="cuda") * 3
+        o, lse = built(t5)(q, k, v, table=table, return_lse=True)
+        assert_close(o, t5, q, k, v, lse=lse, tensors={"table": table})
