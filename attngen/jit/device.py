@@ -14,6 +14,7 @@ COUNTERS = 1024
 _SPACING = 32
 #: An LSE of up to this many elements is written to a scratch tensor when the caller does not want it.
 SCRATCH_ELEMS = 1 << 22
+SCRATCH_SHAPES = 8
 
 
 class DeviceState:
@@ -29,7 +30,8 @@ class DeviceState:
         self.device = torch.device("cuda", index) if index >= 0 else torch.device("cpu")
         self.sm_count = sm_count
         self.counters: dict[int, Any] = {}
-        self.scratch: dict[int, Any] = {}
+        #: By (raw stream, batch, heads_q, seqlen_q).
+        self.scratch: dict[tuple[int, ...], Any] = {}
         self._pool: Any = None
         self._used = 0
         self._lock = threading.Lock()
@@ -43,6 +45,14 @@ class DeviceState:
             if self.device.type == "cuda":
                 torch.cuda.current_stream(self.device).synchronize()  # zero for every stream that uses it later
             self._pool = pool
+
+    def keep_scratch(self, place: tuple[int, ...], lse: Any) -> None:
+        """Remember an LSE for later calls of the same stream and shape; a handful of small ones, no more."""
+        if lse.numel() > SCRATCH_ELEMS:
+            return
+        if len(self.scratch) >= SCRATCH_SHAPES:
+            self.scratch.clear()
+        self.scratch[place] = lse
 
     def counter(self, stream: int) -> Any:
         """The counter of a raw stream, made at the stream's first launch."""

@@ -180,7 +180,9 @@ class Attention:
                 or (ready := self._ready_on.get(q.get_device())) is None
             ):
                 return self._general(q, k, v, return_lse, out, lse, scale, check, named)
-            if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or self._needs_grad(named)):
+            if _grad_enabled() and (
+                q.requires_grad or k.requires_grad or v.requires_grad or (named and self._needs_grad(named))
+            ):
                 raise ops.needs_gradients(self.spec, (q, k, v), named)
             tail = () if self._bare and not named else self._bind(named, q, k)
             return self._launch(ready, q, k, v, tail, scale, out, lse, return_lse)

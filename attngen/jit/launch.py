@@ -16,7 +16,7 @@ from attngen.diag.diagnostic import error
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
 from attngen.jit import contract
-from attngen.jit.device import SCRATCH_ELEMS, DeviceState, require_target, state_of
+from attngen.jit.device import DeviceState, require_target, state_of
 from attngen.jit.named import TORCH_DTYPE, Binder
 from attngen.jit.scale import Scale, number
 
@@ -101,7 +101,7 @@ class Launcher:
                 out = _empty_like(q, memory_format=_contiguous)
             else:
                 out = _empty((*q.shape[:3], self.spec.head_dim_v), dtype=self._dtype, device=state.device)
-        elif out is q or (place := out.data_ptr()) == q.data_ptr() or place == k.data_ptr() or place == v.data_ptr():
+        elif out is q or (start := out.data_ptr()) == q.data_ptr() or start == k.data_ptr() or start == v.data_ptr():
             raise contract.overlap(q, k, v, out)
         stream = _raw_stream(index)
         capturing = _capturing()
@@ -112,18 +112,15 @@ class Launcher:
             if counter is None:
                 counter = state.counter(stream)
         if lse is None:
-            shape = (batch, heads_q, seqlen_q)
-            if capturing or batch * heads_q * seqlen_q > SCRATCH_ELEMS:
-                lse = _empty(shape, dtype=_F32, device=state.device)
-            else:
-                # The kernel writes an LSE that nobody asked for: launches of one stream may share it.
-                lse = state.scratch.get(stream)
-                if lse is None or lse.shape != shape:
-                    lse = _empty(shape, dtype=_F32, device=state.device)
-                    if not return_lse:
-                        state.scratch[stream] = lse
-                elif return_lse:
-                    lse = _empty_like(lse)  # faster than torch.empty with a shape
+            # The kernel writes an LSE that nobody asked for: launches of one stream may share it.
+            place = (stream, batch, heads_q, seqlen_q)
+            lse = None if capturing else state.scratch.get(place)
+            if lse is None:
+                lse = _empty(place[1:], dtype=_F32, device=state.device)
+                if not return_lse and not capturing:
+                    state.keep_scratch(place, lse)
+            elif return_lse:
+                lse = _empty_like(lse)  # faster than torch.empty with a shape
         functions = self.functions
         function = functions[0]
         if len(functions) > 1:

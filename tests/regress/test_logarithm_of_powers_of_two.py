@@ -1,4 +1,4 @@
-"""T5's buckets truncate 2 log2(n / 8). MUFU.LG2 gave less than 3 for log2(8), and keys at such distances took the bucket before."""
+"""T5 truncates 2 log2(n / 8) to buckets. MUFU.LG2 gave less than 3 for log2(8): such keys took the bucket before."""
 
 from __future__ import annotations
 
