@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "179838e7cb9806fd20cbf4f7252479be82434b832a2eefb06081956d66fe9a56",
-    "body_sha256": "067b39dda043099cd0158f63ee42ec4dab06807be132f0fc2e399019ce510eee",
+    "body_sha256": "315c6974b2034de04994f95ca9d65b547606569561681458446d634640af883b",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -197,7 +197,7 @@ def quad_sum(x):
 
 
 def log2(x):
-    """Logarithm to base 2 within one ulp, exact at powers of two: MUFU.LG2 is not, and buckets truncate it."""
+    """Logarithm to base 2 within one ulp, exact at powers of two (buckets truncate it); MUFU.LG2 promises neither."""
     return cute.math.log2(x)
 
 
@@ -948,6 +948,11 @@ def reference(
         inside = [as_tensor(i).clamp(0, extent - 1) for i, extent in zip(indices, tensor.shape)]
         return tensor[tuple(inside)]
 
+    def log2(x):  # whole at powers of two, which CUDA's own does not promise
+        mantissa, exponent = torch.frexp(x)
+        low = mantissa < 0.7071
+        return torch.log2(torch.where(low, 2 * mantissa, mantissa)) + (exponent - low.int())
+
     b, h, q_idx, kv_idx = index(batch, 3), index(heads_q, 2), index(seqlen_q, 1), index(seqlen_kv, 0)
     h_kv, q_pos = h // (heads_q // heads_kv), q_idx + seqlen_kv - seqlen_q
     keep = as_tensor(True)
@@ -958,12 +963,12 @@ def reference(
     wide_k, wide_v = (x.double().repeat_interleave(heads_q // heads_kv, 2) for x in (k, v))
     s = torch.einsum("bqhd,bkhd->bhqk", q.double(), wide_k) * softmax_scale
     part_1 = as_tensor(torch.maximum(torch.abs(kv_idx - q_pos), as_tensor(8))).double() / 8.0
-    part_2 = 8 + as_tensor(2.0 * torch.log2(as_tensor(part_1))).long()
-    part_3 = torch.where(kv_idx > q_pos, as_tensor(16), as_tensor(0))
-    part_4 = torch.minimum(as_tensor(part_2), as_tensor(15))
+    part_2 = torch.where(kv_idx > q_pos, as_tensor(16), as_tensor(0))
+    part_3 = 8 + as_tensor(2.0 * log2(as_tensor(part_1))).long()
+    part_4 = torch.minimum(as_tensor(part_3), as_tensor(15))
     part_5 = torch.abs(kv_idx - q_pos) < 8
     part_6 = torch.where(as_tensor(part_5), torch.abs(kv_idx - q_pos), as_tensor(part_4))
-    s = as_tensor(s + take(table, part_3 + part_6, h).double()).expand_as(s)
+    s = as_tensor(s + take(table, part_2 + part_6, h).double()).expand_as(s)
     s = s.masked_fill(~keep, NEG_INF)
     lse = torch.logsumexp(s, dim=-1)
     p = torch.exp(s - torch.where(lse.isinf(), 0.0, lse)[..., None])

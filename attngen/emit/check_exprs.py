@@ -7,7 +7,7 @@ from attngen.ir.expr import Apply, Expr, Load, atoms_of, tensors_of
 from attngen.ir.types import Type
 
 _CALLS: dict[str, str] = {
-    "floordiv": "floor_div", "mod": "torch.remainder", "exp": "torch.exp", "log": "torch.log", "log2": "torch.log2",
+    "floordiv": "floor_div", "mod": "torch.remainder", "exp": "torch.exp", "log": "torch.log", "log2": "log2",
     "sqrt": "torch.sqrt", "tanh": "torch.tanh", "sigmoid": "torch.sigmoid", "softplus": "torch.nn.functional.softplus",
     "floor": "torch.floor", "where": "torch.where", "abs": "torch.abs", "min": "torch.minimum", "max": "torch.maximum",
 }  # fmt: skip

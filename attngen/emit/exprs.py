@@ -16,12 +16,13 @@ ELEMENT ELEMENT_BYTES HEAD_DIM_QK HEAD_DIM_V LOWEST NEG_INF Ring SharedStorage S
 arith as_tensor at atom b bars bars_kv batch bounds c columns copy cpasync cuda cute cutlass d device dim dims e
 epilogue exp exp2 extent floor floor_div floor_mod fma full_min gemm group_heads h h_kv heads heads_kv heads_q hint i
 index indices inside j k k_major keep kernel kv_0 kv_head_bytes kv_heads kv_idx layout layout_k layout_o layout_q
-layout_v limits load log log2 lower_max lower_min lse mK mLSE mO mQ mV m_block m_blocks main math mbarriers mma_pv
+layout_v limits load log log2 low lower_max lower_min lse mK mLSE mO mQ mV m_block m_blocks main math mbarriers mma_pv
 mma_qk mn_major n_block n_blocks n_min next_tile num_mbarriers num_tiles o op options p pack phase plan q q_empty
 q_full q_hi q_idx q_lo q_pos qhead_per_kvhead r ref ring rings row rows s sK sO sQ sV score select self seqlen_kv
 seqlen_q share share_only sigmoid sink slice_o slices slot sm90 softmax_scale softplus sqrt stages state storage store
 stream sys t take tanh tensor threads tile tile_counter tile_m tile_n tma tma_k tma_mK tma_mO tma_mQ tma_mV tma_o tma_q
 tma_v torch trailing turn upper_max upper_min v w warp warpgroup warps wg wide_k wide_v workers x
+exponent mantissa
 """
 #: Words that the generated file defines or that Python and the DSL give a meaning; a name of a spec that is one of them
 #: gets a trailing underscore in the kernel.

@@ -60,6 +60,14 @@ def _mod(a: Any, b: Any) -> Any:
     return t.remainder(a, safe)
 
 
+def _log2(a: Any) -> Any:
+    """Logarithm to base 2, whole at powers of two on every device (buckets truncate it); CUDA promises an ulp only."""
+    t = _torch()
+    mantissa, exponent = t.frexp(a)
+    low = mantissa < 0.7071
+    return t.log2(t.where(low, 2 * mantissa, mantissa)) + (exponent - low.to(exponent.dtype))
+
+
 def apply(fn: str, *args: Expr, span: Any = None) -> Expr:
     """Apply `fn`, converting ints to floats where its signature asks. Raises TypeError where no signature fits."""
     row = FUNCTIONS[fn]
@@ -138,7 +146,7 @@ _ROWS = [
         lambda a, y: (apply("div", _c(1), a[0]),), "natural logarithm",
     ),
     Function(
-        "log2", FLOAT1, lambda a: a.log2(), "log2({0})",
+        "log2", FLOAT1, _log2, "log2({0})",
         lambda a, y: (apply("div", _c(1 / _LN2), a[0]),), "logarithm to base 2",
     ),
     Function("sqrt", FLOAT1, lambda a: a.sqrt(), "sqrt({0})", lambda a, y: (apply("div", _c(0.5), y),), "square root"),

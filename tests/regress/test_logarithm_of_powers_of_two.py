@@ -1,4 +1,7 @@
-"""T5 truncates 2 log2(n / 8) to buckets. MUFU.LG2 gave less than 3 for log2(8): such keys took the bucket before."""
+"""T5 truncates 2 log2(n / 8) to buckets: neither MUFU.LG2 nor CUDA's float64 log2 promises 3 for log2(8).
+
+On a GPU its kernel and its reference disagreed; both are whole at powers of two now.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,21 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from attngen.emit.module import emit
+from attngen.ir.functions import FUNCTIONS
 from attngen.search import plan
 from attngen.syntax import load_spec
+
+
+def test_the_reference_takes_whole_logarithms_of_powers_of_two() -> None:
+    x = torch.cat([2.0 ** torch.arange(-40, 41).double(), torch.tensor([0.3, 0.7, 0.71, 5.0, 1e300]).double()])
+    log2 = FUNCTIONS["log2"].dense
+    assert torch.equal(log2(x)[:81], torch.arange(-40, 41).double())
+    assert torch.allclose(log2(x), torch.log2(x), rtol=1e-15)
+    ends = log2(torch.tensor([0.0, float("inf"), -1.0, float("nan")]).double())
+    assert ends[0] == -float("inf") and ends[1] == float("inf") and ends[2:].isnan().all()
 
 
 @pytest.mark.dsl

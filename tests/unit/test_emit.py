@@ -247,6 +247,7 @@ TORCH_NAMES: dict[str, Any] = {
     "take": _take,
     "as_tensor": lambda x: torch.as_tensor(x, dtype=torch.float64 if isinstance(x, float) else None),
     "floor_div": lambda a, b: torch.div(torch.as_tensor(a), torch.as_tensor(b), rounding_mode="floor"),
+    "log2": torch.log2,
     "NEG_INF": -math.inf,
 }
 
