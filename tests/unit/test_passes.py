@@ -11,6 +11,7 @@ from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Type
 from attngen.passes.base import Reject
 from attngen.passes.compute import (
+    CAPTURED_REGISTERS,
     COORDINATE_REGISTERS,
     WALK_REGISTERS,
     Candidate,
@@ -81,9 +82,10 @@ def test_registers_of_the_fragments() -> None:
 def test_registers_of_expressions() -> None:
     """None without an element-wise clause; coordinates; then what loads that move with the column keep in flight."""
     slopes = S - load("slopes", H, dtype=DType.F32) * (QP - K)
-    for t in (tile(2, 128), tile(3, 96)):
+    for t, captured in ((tile(2, 128), 0), (tile(3, 96), CAPTURED_REGISTERS)):
         assert expression_registers([], t) == 0
-        assert expression_registers([(S + Q).e], t) == expression_registers([slopes.e], t) == COORDINATE_REGISTERS
+        assert expression_registers([(S + Q).e], t) == COORDINATE_REGISTERS
+        assert expression_registers([slopes.e], t) == COORDINATE_REGISTERS + captured
         by_column, by_pair = expression_registers([FLAG_K.e], t), expression_registers([(S + BIAS).e], t)
         assert COORDINATE_REGISTERS + t.tile_n // 4 <= by_column < by_pair
         assert by_pair >= COORDINATE_REGISTERS + t.tile_n // 2
