@@ -111,7 +111,7 @@ def messy(draw: st.DrawFn) -> tuple[str, list[str]]:
 
 
 def loaded(text: str) -> tuple[AttentionSpec, ...]:
-    """Specs of a random text; one that divides by a literal zero, or whose scale is no positive number, is no example."""
+    """Specs of a random text; one that divides by a literal zero, or with an impossible scale, is no example."""
     try:
         return load_all(text)
     except AttnError as fault:
