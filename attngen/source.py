@@ -78,9 +78,9 @@ def _assigned(text: str) -> dict[str, Any]:
     return {}
 
 
-def body_of(text: str) -> str:
-    """What `body_sha256` covers: everything after the line that closes `ATTN_META`."""
-    for node in ast.parse(text).body:
+def body_of(text: str, tree: ast.Module | None = None) -> str:
+    """What `body_sha256` covers: all after the line that closes `ATTN_META`. `tree`: the text, parsed already."""
+    for node in (tree or ast.parse(text)).body:
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         )
@@ -89,9 +89,9 @@ def body_of(text: str) -> str:
     return text
 
 
-def body_sha256(text: str) -> str:
+def body_sha256(text: str, tree: ast.Module | None = None) -> str:
     """Hash of the body, as the generator states it in `ATTN_META`."""
-    return hashlib.sha256(body_of(text).encode()).hexdigest()
+    return hashlib.sha256(body_of(text, tree).encode()).hexdigest()
 
 
 def is_edited(text: str) -> bool:

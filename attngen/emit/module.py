@@ -11,7 +11,7 @@ from attngen.emit.spell import kernel_view
 from attngen.ir.expr import Const
 from attngen.ir.plan import KernelPlan, PlanSet
 from attngen.source import KernelSource, body_sha256
-from attngen.verify.source import verify_source
+from attngen.verify.source import parsed, verify_source
 
 #: Moves only when generated text moves in a way that may change meaning or speed.
 CODEGEN = 1
@@ -27,9 +27,10 @@ def emit(plan_set: PlanSet) -> KernelSource:
     meta = meta_of(plan_set, kernel_id)
     view = kernel_view(plan_set, kernel_id, meta)
     text = tidy(environment().get_template("kernel/fwd_sm90.py.jinja").render(view=view))
+    tree = parsed(text, plan_set)  # once: the hash that goes in moves no line
     # by its key: a doc string may hold as many zeros, but no double quote
-    text = text.replace(f'"body_sha256": "{_UNHASHED}"', f'"body_sha256": "{body_sha256(text)}"', 1)
-    verify_source(text, plan_set)
+    text = text.replace(f'"body_sha256": "{_UNHASHED}"', f'"body_sha256": "{body_sha256(text, tree)}"', 1)
+    verify_source(text, plan_set, tree)
     return KernelSource(text=text, kernel_id=kernel_id, sha256=hashlib.sha256(text.encode()).hexdigest())
 
 

@@ -29,24 +29,35 @@ class SourceError(AssertionError):
     """The emitted text breaks a rule of generated files."""
 
 
-def verify_source(text: str, plan_set: PlanSet) -> None:
+def parsed(text: str, plan_set: PlanSet) -> ast.Module:
+    """The emitted text as a syntax tree. Raises: SourceError."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError) as fault:
+        raise SourceError(f"{plan_set.spec.name}: {_unparsable(fault)}") from fault
+
+
+def _unparsable(fault: SyntaxError | ValueError) -> str:
+    return f"line {fault.lineno if isinstance(fault, SyntaxError) else 0} does not parse: {fault}"
+
+
+def verify_source(text: str, plan_set: PlanSet, tree: ast.Module | None = None) -> None:
     """Check the emitted text: it parses, imports and calls only what it may, and says what its plan says.
 
-    Raises: SourceError.
+    `tree`: the text, parsed already (the value of a string literal aside). Raises: SourceError.
     """
-    found = source_faults(text, plan_set)
+    found = source_faults(text, plan_set, tree)
     if found:
         raise SourceError(f"{plan_set.spec.name}: " + "; ".join(found))
 
 
-def source_faults(text: str, plan_set: PlanSet) -> list[str]:
+def source_faults(text: str, plan_set: PlanSet, tree: ast.Module | None = None) -> list[str]:
     """Everything wrong with the text."""
     try:
-        tree = ast.parse(text)
+        tree = tree or ast.parse(text)
         compile(tree, "<generated>", "exec")
     except (SyntaxError, ValueError) as fault:
-        line = fault.lineno if isinstance(fault, SyntaxError) else 0
-        return [f"line {line} does not parse: {fault}"]
+        return [_unparsable(fault)]
     nodes = tuple(ast.walk(tree))
     return [
         *_reach(nodes),
