@@ -6,6 +6,7 @@ import ast
 import hashlib
 import os
 import secrets
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,11 @@ from typing import Any
 from attngen.diag.diagnostic import error
 
 _META = "ATTN_META"
+
+#: Held around everything here that turns text into Python syntax trees. CPython before 3.13 counts the depth of that
+#: conversion once for all threads and raises SystemError when two of them are in it.
+SYNTAX_LOCK = threading.RLock()
+_PARSE_TRIES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,20 @@ class KernelSource:
         return target
 
 
+def parse_python(text: str) -> ast.Module:
+    """`ast.parse`, safe from any thread.
+
+    Raises: SyntaxError, ValueError, RecursionError, as `ast.parse`.
+    """
+    with SYNTAX_LOCK:
+        for _ in range(_PARSE_TRIES - 1):
+            try:
+                return ast.parse(text)
+            except SystemError:  # somebody else's code is parsing, without the lock
+                continue
+        return ast.parse(text)
+
+
 def read_meta(text: str) -> dict[str, Any]:
     """The `ATTN_META` literal of a generated file; empty when there is none."""
     return _assigned(_excerpt(text)) or _assigned(text)
@@ -62,7 +82,7 @@ def _excerpt(text: str) -> str:
 
 def _assigned(text: str) -> dict[str, Any]:
     try:
-        tree = ast.parse(text)
+        tree = parse_python(text)
     except (SyntaxError, ValueError, RecursionError):
         return {}
     for node in tree.body:
@@ -80,7 +100,7 @@ def _assigned(text: str) -> dict[str, Any]:
 
 def body_of(text: str, tree: ast.Module | None = None) -> str:
     """What `body_sha256` covers: all after the line that closes `ATTN_META`. `tree`: the text, parsed already."""
-    for node in (tree or ast.parse(text)).body:
+    for node in (tree or parse_python(text)).body:
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         )

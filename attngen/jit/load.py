@@ -25,7 +25,7 @@ from attngen.diag.diagnostic import AttnError, error
 from attngen.jit import worker
 from attngen.jit.cache import Entry, KernelCache
 from attngen.jit.key import fingerprint
-from attngen.source import KernelSource
+from attngen.source import SYNTAX_LOCK, KernelSource
 from attngen.stages import staged
 
 log = logging.getLogger("attngen.jit")
@@ -197,7 +197,7 @@ def _raise_compile_error(result: dict[str, Any], kernel: Path, index: int, err: 
 
 
 def _compile_here(kernel: Path, index: int, stem: Path, options: str) -> dict[str, str]:
-    with _compile_lock:
+    with _compile_lock, SYNTAX_LOCK:  # the DSL reads the kernel's syntax tree
         try:
             return worker.compile_plan(str(kernel), index, str(stem), options)
         except (AttnError, OSError):

@@ -13,6 +13,7 @@ from typing import Any
 
 from attngen.ir.plan import PlanSet
 from attngen.ir.types import DType
+from attngen.source import parse_python
 from attngen.verify.ledger import dotted, ledger_faults
 
 LINE_LENGTH = 120
@@ -32,7 +33,7 @@ class SourceError(AssertionError):
 def parsed(text: str, plan_set: PlanSet) -> ast.Module:
     """The emitted text as a syntax tree. Raises: SourceError."""
     try:
-        return ast.parse(text)
+        return parse_python(text)
     except (SyntaxError, ValueError) as fault:
         raise SourceError(f"{plan_set.spec.name}: {_unparsable(fault)}") from fault
 
@@ -54,7 +55,7 @@ def verify_source(text: str, plan_set: PlanSet, tree: ast.Module | None = None) 
 def source_faults(text: str, plan_set: PlanSet, tree: ast.Module | None = None) -> list[str]:
     """Everything wrong with the text."""
     try:
-        tree = tree or ast.parse(text)
+        tree = tree or parse_python(text)
         compile(tree, "<generated>", "exec")
     except (SyntaxError, ValueError) as fault:
         return [_unparsable(fault)]
