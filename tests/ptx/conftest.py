@@ -1,0 +1,8 @@
+"""Puts `tests/` on the path, so that `ptxcheck` can be imported."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -1,0 +1,137 @@
+"""A kernel made ready to run: register numbers, addresses of symbols, one step per instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ptxcheck import ops_flow
+from ptxcheck.machine import _ALL, _NONE, FULL, Signal, Warp
+from ptxcheck.ptx import Addr, Inst, Kernel, Module, Neg, Operand, Pair, Reg, TensorAddr, Vec
+from ptxcheck.table import ASYNC_REGISTERS, Array, Build, Step, UnknownInstruction, lookup
+
+# The system keeps the first KiB of shared memory (PTX ISA, "%reserved_smem_offset_end").
+SHARED_BASE = 1024
+# Generic windows: where the generic address space shows parameters, shared and local memory, constants. Global addresses
+# are the process's own, far below.
+PARAM_WINDOW = 0x7E00_0000_0000
+SHARED_WINDOW = 0x7C00_0000_0000
+LOCAL_WINDOW = 0x7D00_0000_0000
+GLOBAL_VARIABLES = 0x7B00_0000_0000
+
+
+def registers(operand: Operand) -> Iterator[str]:
+    """Names of all registers in an operand."""
+    if isinstance(operand, Reg):
+        yield operand.name
+    elif isinstance(operand, Neg):
+        yield operand.reg.name
+    elif isinstance(operand, Vec):
+        for x in operand.items:
+            yield from registers(x)
+    elif isinstance(operand, Pair):
+        yield from registers(operand.first)
+        yield from registers(operand.second)
+    elif isinstance(operand, Addr):
+        yield from registers(operand.base)
+    elif isinstance(operand, TensorAddr):
+        yield from registers(operand.map)
+        yield from registers(operand.coords)
+        if operand.offsets is not None:
+            yield from registers(operand.offsets)
+
+
+class Program:
+    """One kernel of a module. `steps[pc](warp, mask)` executes an instruction."""
+
+    def __init__(self, module: Module, kernel: Kernel | str | None = None) -> None:
+        if kernel is None:
+            (kernel,) = module.kernels.values()
+        self.kernel: Kernel = module.kernels[kernel] if isinstance(kernel, str) else kernel
+        self.module, self.arch = module, module.target
+        self.names = list(self.kernel.regs)
+        self.numbers = {n: k for k, n in enumerate(self.names)}
+        self._params = {p.name: p for p in self.kernel.params}
+        self._symbols: dict[str, tuple[str, int]] = {}
+        self._place()
+        self.async_registers = {
+            n for i in self.kernel.insts if i.op.startswith(ASYNC_REGISTERS) for o in i.ops[:2] for n in registers(o)
+        }
+        self.steps: list[Step] = [self._step(i) for i in self.kernel.insts]
+        self.steps.append(ops_flow.fall_off)
+
+    def _place(self) -> None:
+        """Static shared variables, then the dynamic ones, which all share one address (PTX ISA, ".extern .shared")."""
+        end = SHARED_BASE
+        for v in self.kernel.shared:
+            end = -(-end // v.align) * v.align
+            self._symbols[v.name] = ("shared", end)
+            end += v.size
+        self.static_shared = end - SHARED_BASE
+        align = max((v.align for v in self.kernel.extern_shared), default=16)
+        self.dynamic_offset = -(-end // align) * align
+        for v in self.kernel.extern_shared:
+            self._symbols[v.name] = ("shared", self.dynamic_offset)
+        end = 0
+        for v in self.kernel.local:
+            end = -(-end // v.align) * v.align
+            self._symbols[v.name] = ("local", end)
+            end += v.size
+        self.local_bytes = end
+        end = GLOBAL_VARIABLES
+        for v in self.module.globals_.values():
+            end = -(-end // 256) * 256
+            self._symbols[v.name] = (v.space, end)
+            end += v.size
+        for p in self.kernel.params:
+            self._symbols[p.name] = ("param", p.offset)
+
+    def symbol(self, name: str, b: Build) -> tuple[str, int]:
+        """State space and address of a variable or parameter."""
+        found = self._symbols.get(name)
+        if found is None:
+            raise b.error(f"unknown name {name}")
+        space, address = found
+        return space, address + PARAM_WINDOW if space == "param" else address
+
+    def param(self, name: str) -> int:
+        """Offset of a parameter in the parameter bytes."""
+        return self._params[name].offset
+
+    def sources(self, pc: int) -> list[int]:
+        """Numbers of the registers an instruction names, guard included."""
+        i = self.kernel.insts[pc]
+        names = [n for o in i.ops for n in registers(o)]
+        if i.guard is not None:
+            names.append(i.guard[0].name)
+        return [self.numbers[n] for n in names]
+
+    def _step(self, i: Inst) -> Step:
+        builder = lookup(i.op)
+        if builder is None:
+            raise UnknownInstruction(f"{i.op} is not in the instruction table\n  {i.where}")
+        b = Build(self, i)
+        step = builder(b, i)
+        if i.guard is None or i.mods[0] in ("bra", "brx"):
+            return step
+        return _guarded(step, self.numbers[i.guard[0].name], i.guard[1])
+
+
+def _guarded(step: Step, k: int, negated: bool) -> Step:
+    """Lanes whose guard is false skip the instruction."""
+
+    def run(w: Warp, m: Array) -> Signal:
+        p = w.regs[k]
+        if p.dtype.kind != "b":
+            p = p.view(bool)
+        if negated:
+            p = ~p
+        if m is not FULL:
+            p = p & m
+        held = p.tobytes()
+        if held == _NONE:
+            return None
+        if held == _ALL:
+            return step(w, FULL)
+        return step(w, p)
+
+    return run
