@@ -1,0 +1,84 @@
+"""Kernels for the checker: generated files and specs, compiled in this process, once a session, with source lines.
+
+The DSL's compiler is used as the package uses it; nothing is launched and no GPU is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attngen
+from attngen.ir.spec import AttentionSpec
+from ptxcheck.ptx import Module, parse
+
+#: `.loc` for reports; the files that the DSL dumps go to a scratch folder.
+OPTIONS = "--keep-ptx --generate-line-info"
+
+
+@dataclass(frozen=True, repr=False)
+class Code:
+    """What the compiler made of one function: PTX of its kernels and the host code that launches them."""
+
+    ptx: str
+    host: str
+
+    @cached_property
+    def module(self) -> Module:
+        """The parsed PTX."""
+        return parse(self.ptx)
+
+
+def code_of(function: Any) -> Code:
+    """The code of a function that `cute.compile` returned, compiled with --keep-ptx and --enable-tvm-ffi."""
+    return function if isinstance(function, Code) else Code(function.__ptx__, str(function.ir_module))
+
+
+@lru_cache(maxsize=1)
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="ptxcheck-", ignore_cleanup_errors=True)
+
+
+def load_text(text: str, name: str = "kernel") -> ModuleType:
+    """Import a generated file from its text. The path carries a hash of it: the DSL reads sources lazily."""
+    stem = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    if stem in sys.modules:
+        return sys.modules[stem]
+    path = Path(_scratch().name) / f"{stem}.py"
+    path.write_text(text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+_compiled: dict[tuple[str, int], Code] = {}
+
+
+def compile_module(module: ModuleType, plan: int = 0) -> Code:
+    """Plan `plan` of a generated module."""
+    key = (module.__name__, plan)
+    if key not in _compiled:
+        _compiled[key] = code_of(module.compile_plan(plan, f"{OPTIONS} --dump-dir {_scratch().name}"))
+    return _compiled[key]
+
+
+def compile_file(path: Path, plan: int = 0) -> tuple[ModuleType, Code]:
+    """Plan `plan` of a generated file."""
+    module = load_text(path.read_text(encoding="utf-8"), path.name.split(".")[0])
+    return module, compile_module(module, plan)
+
+
+def compile_spec(spec: AttentionSpec, plan: int = 0) -> tuple[ModuleType, Code]:
+    """Plan `plan` of what attngen generates for `spec`."""
+    module = load_text(attngen.compile(spec).text, spec.name)
+    return module, compile_module(module, plan)
