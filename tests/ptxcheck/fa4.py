@@ -1,8 +1,8 @@
-"""FlashAttention-4's own kernels as inputs of the checker: cross-compiled without a GPU, launched by their own host code.
+"""FlashAttention-4's own kernels as inputs of the checker, cross-compiled without a GPU.
 
-The package is a test-only dependency (extra `fa4`). Its Python interface runs twice: under torch's FakeTensorMode, where
-it only compiles, and on CPU tensors, where every compiled function that it calls goes to `launch` instead of a GPU. So
-shapes of workspaces, order of launches and arguments are FlashAttention-4's own.
+The package is a test-only dependency (extra `fa4`). Its Python interface runs twice: under torch's FakeTensorMode,
+where it only compiles, and on CPU tensors, where every compiled function that it calls goes to `launch` instead of a
+GPU. So shapes of workspaces, order of launches and arguments are FlashAttention-4's own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class OnDevice(torch.Tensor):
     """A CPU tensor that passes FlashAttention-4's check for CUDA tensors."""
 
     @property
-    def is_cuda(self) -> bool:
+    def is_cuda(self) -> bool:  # type: ignore[override]
         return True
 
 
