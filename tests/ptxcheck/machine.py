@@ -14,6 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from ptxcheck.barriers import Barriers
+from ptxcheck.counters import Counters
+from ptxcheck.global_memory import Global
+from ptxcheck.hb import Channel, History
+from ptxcheck.memory import SHARED_LIMIT, Shared
+from ptxcheck.named_barriers import ClusterBarrier, NamedBarriers
+from ptxcheck.report import Abandoned, Report
+
 if TYPE_CHECKING:
     from ptxcheck.build import Program
     from ptxcheck.ptx import Inst
@@ -123,12 +131,20 @@ class Warp:
         self.fragments = [Fragment(0, self.alive)]
         self.pc = 0
         self.executed = 0
+        self.clock = self.machine.history.warp(f"cta {cta.ctaid} warp {id_}")
+        if not self.machine.unsafe:
+            self.clock.seen[self.machine.grid_chain] = 1
+        self.maxnreg = cta.registers.launch
         self.running = self.fragments[0]
 
     @property
     def inst(self) -> Inst:
         """The instruction being executed, for reports."""
         return self.program.kernel.insts[self.pc]
+
+    def ticks(self) -> int:
+        """A clock that goes on as the machine works."""
+        return self.machine.ticks + self.executed
 
     @property
     def done(self) -> bool:
@@ -269,14 +285,58 @@ class Warp:
 
 
 class Cta:
-    """A thread block: its warps, shared memory, barriers."""
+    """A thread block: its warps, shared memory, barriers, and its share of the register file."""
 
     def __init__(self, cluster: Cluster, rank: int, ctaid: tuple[int, int, int]) -> None:
         self.cluster, self.rank, self.ctaid = cluster, rank, ctaid
-        self.machine = cluster.machine
-        x, y, z = self.machine.block
+        self.machine = machine = cluster.machine
+        self.number = machine.started  # in order of start
+        machine.started += 1
+        self.sm = self.number % machine.sms
+        self.exited = False
+        x, y, z = machine.block
         self.threads = x * y * z
+        self.shared = Shared(self, machine.shared_size, machine.shared_shift, machine.shared_names)
+        self.barriers = Barriers(self)
+        self.named = NamedBarriers(self)
+        self.registers = RegisterFile(self.threads)
+        self.channels: list[Channel] = []
         self.warps = [Warp(self, k) for k in range(-(-self.threads // 32))]
+
+    def channel(self, label: str) -> Channel:
+        """A channel for in-order asynchronous work that ends with the CTA."""
+        c = self.machine.history.channel(label)
+        self.channels.append(c)
+        return c
+
+    def retire(self) -> None:
+        """The CTA has ended: give its chains back."""
+        self.machine.instructions += sum(w.executed for w in self.warps)
+        for w in self.warps:
+            self.machine.history.retire(w.clock)
+        for c in self.channels:
+            self.machine.history.retire_channel(c)
+
+
+class RegisterFile:
+    """Registers that setmaxnreg moves between the warps of a CTA (PTX ISA, "setmaxnreg").
+
+    The launch gives every thread the most that the file allows for so many threads; what warps release is what others
+    may take.
+    """
+
+    FILE = 65536
+
+    def __init__(self, threads: int) -> None:
+        self.launch = min(self.FILE // (-(-threads // 128) * 128) // 8 * 8, 255)
+        self.free = 0
+
+    def take(self, count: int) -> bool:
+        """Whether so many registers a thread could be had, for one warp."""
+        if 32 * count > self.free:
+            return False
+        self.free -= 32 * count
+        return True
 
 
 class Cluster:
@@ -291,10 +351,15 @@ class Cluster:
             for y in range(cy):
                 for x in range(cx):
                     self.ctas.append(Cta(self, len(self.ctas), (ix * cx + x, iy * cy + y, iz * cz + z)))
+        self.barrier = ClusterBarrier(self)
 
 
 class Machine:
-    """One launch of one kernel."""
+    """One launch of one kernel.
+
+    `global_` and `report` may be shared by several launches. `unsafe`: with programmatic dependent launch, the number
+    of the first launch (from 1) that may still run when this one starts.
+    """
 
     def __init__(
         self,
@@ -303,19 +368,77 @@ class Machine:
         block: tuple[int, int, int],
         params: bytes = b"",
         *,
-        cluster: tuple[int, int, int] = (1, 1, 1),
+        cluster: tuple[int, int, int] | None = None,
         dynamic_shared: int = 0,
         seed: int = 0,
         sms: int = 4,
+        global_: Global | None = None,
+        report: Report | None = None,
+        unsafe: int = 0,
     ) -> None:
-        self.program, self.grid, self.block, self.cluster = program, grid, block, cluster
+        # Both know machines.
+        from ptxcheck.layout import shared_layout, shared_shift
+        from ptxcheck.sched import AsyncQueue
+
+        self.explicit_cluster = cluster is not None
+        self.program, self.grid, self.block, self.cluster = program, grid, block, cluster or (1, 1, 1)
         self.params, self.dynamic_shared, self.seed, self.sms = params, dynamic_shared, seed, sms
         self.rng = random.Random(seed)
-        self.faults: list[tuple[str, str, str]] = []
+        self.report = Report() if report is None else report
+        self.counters: Counters | None = self.report.counters
+        self.history = History()
+        self.async_ = AsyncQueue(self.rng)
+        self.exit_checks: list[Callable[[Cta], None]] = []  # of each CTA, when its cluster has ended
+        # Counts of what happened: progress of any kind, what may let a waiting warp go on, failed polls, and how often
+        # all try_waits were told to give up.
+        self.progress = self.wakes = self.polls = self.timeouts = 0
+        self.patient = 0  # fragments that wait in a try_wait
+        self.started = self.instructions = self.ticks = 0
+        self.waited_for_grid = True  # no warp has called launch_dependents before griddepcontrol.wait
+        self.shared_shift = shared_shift(program)
+        self.shared_names, self.shared_size = shared_layout(program, dynamic_shared)
+        self.grid_chain = self.history.chain("the preceding launch")
+        self.unsafe = unsafe
+        self.global_ = Global() if global_ is None else global_
+        self.global_.begin(self, unsafe)
+
+    def run(self) -> Report:
+        """Run the launch to its end; faults go to the report, which raises at the first unless it collects."""
+        from ptxcheck.sched import Scheduler
+
+        budget = self.program.static_shared + self.dynamic_shared
+        try:
+            if budget > SHARED_LIMIT:
+                self.note("shared-over-budget", f"{budget} bytes of shared memory a CTA; an SM gives {SHARED_LIMIT}")
+                return self.report
+            Scheduler(self).run()
+        except Abandoned:
+            pass
+        if self.counters is not None:
+            self.counters.instructions += self.instructions
+            self.counters.tiles += self.started
+        return self.report
+
+    def note(self, kind: str, message: str, where: str = "", other_where: str = "", key: tuple[str, ...] = ()) -> None:
+        """Take a fault down."""
+        self.report.fault(kind, message, where, other_where, key)
+
+    def abandon(self) -> None:
+        """End the launch after a fault."""
+        raise Abandoned
 
     def fault(self, kind: str, message: str, warp: Warp | None = None, other: str | None = None) -> None:
+        """Take a fault of a warp's current instruction down."""
         where = "" if warp is None else f"cta {warp.cta.ctaid} warp {warp.id}, {warp.inst.where}"
-        self.faults.append((kind, message, where))
+        self.note(kind, message, where, other or "", () if warp is None else (str(warp.pc), other or ""))
+
+    def give_up(self) -> bool:
+        """Tell all try_waits to fail; False if there are none."""
+        if not self.patient:
+            return False
+        self.timeouts += 1
+        self.wakes += 1
+        return True
 
     def clusters(self) -> list[tuple[int, int, int]]:
         """Indices of all clusters of the grid, x fastest."""
