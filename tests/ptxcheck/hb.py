@@ -24,7 +24,8 @@ Every actor has two clocks:
 * fence.proxy.async: `fenced := seen`. It may be executed by the writer or by any actor that has acquired the writes;
   release and acquire carry it on (cumulativity);
 * an asynchronous operation starts with both clocks of its issuer. It releases its own event alone, when it signals an
-  mbarrier or when its group is waited for: what its issuer did before needs a release of its own;
+  mbarrier or when its group is waited for: what its issuer did before needs a release of its own. tcgen05.commit
+  passes on, besides, what its issuer had acquired;
 * an instruction of a whole warpgroup starts with the *meet* of its four warps' clocks: what one warp alone has seen
   does not count for the others;
 * mbarrier.init happens on a chain of its own for each warp, since fence.mbarrier_init publishes just these writes.
@@ -96,6 +97,7 @@ class Actor:
     """A warp or an asynchronous operation; set `site` (an instruction) before it touches memory."""
 
     __slots__ = (
+        "carries",
         "chain",
         "epoch",
         "fenced",
@@ -127,6 +129,7 @@ class Actor:
         self.init_chain = 0
         self.known: set[int] = set()  # events that were found to lie behind: `seen` only grows
         self.slots: list[int] = []
+        self.carries = False  # an operation that releases what it has seen, too
 
     def has_seen(self, chain: int, epoch: int) -> bool:
         """Whether event (chain, epoch) lies behind."""
@@ -246,6 +249,13 @@ class History:
         op.site = site
         return op
 
+    def carry(self, op: Actor, warp: Actor) -> None:
+        """The operation releases what its issuer had acquired, not what the issuer itself did: tcgen05.commit comes
+        after MMAs that came after the copies they read, and whoever waits for it may overwrite what was copied."""
+        op.carries = True
+        op.seen = self.fit(op.seen).copy()
+        op.seen[warp.chain] = 0
+
     def part(self, op: Actor, warp: Actor) -> Actor:
         """The share of one warp in an operation of several, for accesses that are that warp's alone (same event).
 
@@ -289,6 +299,9 @@ class History:
             seen = seen.copy() if seen is clock.seen else seen
             seen[actor.chain] = max(seen[actor.chain], actor.epoch)
             clock.seen = seen
+            if actor.carries:
+                clock.seen = self.join_of(seen, actor.seen)
+                clock.fenced = self.join_of(clock.fenced, actor.fenced)
             return
         clock.seen = self.join_of(clock.seen, self._snapshot(actor))
         clock.fenced = self.join_of(clock.fenced, actor.fenced)
