@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Iterator
 
+import ptxcheck
 from ptxcheck import ops_flow
 from ptxcheck.machine import _ALL, _NONE, FULL, Signal, Warp
 from ptxcheck.ptx import Addr, Inst, Kernel, Module, Neg, Operand, Pair, Reg, TensorAddr, Vec
-from ptxcheck.table import ASYNC_REGISTERS, Array, Build, Step, UnknownInstruction, lookup
+from ptxcheck.table import (
+    ASYNC_REGISTERS,
+    GLOBAL_VARIABLES,
+    LOCAL_WINDOW,
+    PARAM_WINDOW,
+    SHARED_BASE,
+    SHARED_WINDOW,
+    Array,
+    Build,
+    Step,
+    UnknownInstruction,
+    lookup,
+)
 
-# The system keeps the first KiB of shared memory (PTX ISA, "%reserved_smem_offset_end").
-SHARED_BASE = 1024
-# Generic windows: where the generic address space shows parameters, shared and local memory, constants. Global addresses
-# are the process's own, far below.
-PARAM_WINDOW = 0x7E00_0000_0000
-SHARED_WINDOW = 0x7C00_0000_0000
-LOCAL_WINDOW = 0x7D00_0000_0000
-GLOBAL_VARIABLES = 0x7B00_0000_0000
+__all__ = ["GLOBAL_VARIABLES", "LOCAL_WINDOW", "PARAM_WINDOW", "SHARED_BASE", "SHARED_WINDOW", "Program"]
+
+# Every module ops_*.py adds its builders to the table.
+for _module in pkgutil.iter_modules(ptxcheck.__path__):
+    if _module.name.startswith("ops_"):
+        importlib.import_module(f"ptxcheck.{_module.name}")
 
 
 def registers(operand: Operand) -> Iterator[str]:

@@ -9,6 +9,7 @@ manual allows since sm_70 (PTX ISA, "Independent Thread Scheduling").
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -136,6 +137,7 @@ class Warp:
             self.clock.seen[self.machine.grid_chain] = 1
         self.maxnreg = cta.registers.launch
         self.running = self.fragments[0]
+        self.carry: Array = np.zeros(32, np.bool_)  # CC.CF
 
     @property
     def inst(self) -> Inst:
@@ -232,6 +234,8 @@ class Warp:
         others = [f.pc for f in self.fragments if f is not frag and f.wait is None]
         # Fragments at or before this pc (parked ones) do not stop this one.
         stop = min((p for p in others if p > pc), default=1 << 60)
+        quiet = np.errstate(all="ignore")
+        quiet.__enter__()
         try:
             while n < limit:
                 self.pc = pc
@@ -256,6 +260,7 @@ class Warp:
             self._bad_register()
             raise
         finally:
+            quiet.__exit__()
             self.executed += n
 
     def _signal(self, frag: Fragment, pc: int, r: Any) -> int:
@@ -294,6 +299,7 @@ class Cta:
         machine.started += 1
         self.sm = self.number % machine.sms
         self.exited = False
+        self.launch_control_failed = False  # it saw that no cluster is left to cancel
         x, y, z = machine.block
         self.threads = x * y * z
         self.shared = Shared(self, machine.shared_size, machine.shared_shift, machine.shared_names)
@@ -328,15 +334,8 @@ class RegisterFile:
     FILE = 65536
 
     def __init__(self, threads: int) -> None:
-        self.launch = min(self.FILE // (-(-threads // 128) * 128) // 8 * 8, 255)
+        self.launch = min(self.FILE // (-(-threads // 128) * 128) // 8 * 8, 256)
         self.free = 0
-
-    def take(self, count: int) -> bool:
-        """Whether so many registers a thread could be had, for one warp."""
-        if 32 * count > self.free:
-            return False
-        self.free -= 32 * count
-        return True
 
 
 class Cluster:
@@ -388,6 +387,7 @@ class Machine:
         self.counters: Counters | None = self.report.counters
         self.history = History()
         self.async_ = AsyncQueue(self.rng)
+        self.waiting: deque[tuple[int, int, int]] = deque()  # clusters that have not started
         self.exit_checks: list[Callable[[Cta], None]] = []  # of each CTA, when its cluster has ended
         # Counts of what happened: progress of any kind, what may let a waiting warp go on, failed polls, and how often
         # all try_waits were told to give up.
@@ -400,6 +400,10 @@ class Machine:
         self.grid_chain = self.history.chain("the preceding launch")
         self.unsafe = unsafe
         self.global_ = Global() if global_ is None else global_
+        for v in program.module.globals_.values():
+            if v.space in ("global", "const"):
+                data = np.frombuffer(v.init, np.uint8) if v.init is not None else np.zeros(v.size, np.uint8)
+                self.global_.register_bytes(v.name, program.symbol(v.name, None)[1], data)
         self.global_.begin(self, unsafe)
 
     def run(self) -> Report:

@@ -82,7 +82,7 @@ def brx(b: Build, i: Inst) -> Step:
         parts = [(t, m & (v == n)) for n, t in enumerate(targets)]
         parts = [(t, p) for t, p in parts if p.any()]
         if int((v[m] >= len(targets)).sum()):
-            w.fault("trap", f"brx.idx past its table of {len(targets)}")
+            w.fault("bad-operand", f"brx.idx past its table of {len(targets)}")
         return parts[0][0] if len(parts) == 1 else Scatter(parts)
 
     return run

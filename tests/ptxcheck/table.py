@@ -64,27 +64,38 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
+# The system keeps the first KiB of shared memory (PTX ISA, "%reserved_smem_offset_end").
+SHARED_BASE = 1024
+# Windows of the generic address space: parameters, shared and local memory, variables of the module. Addresses of
+# global memory are the process's own, far below.
+PARAM_WINDOW = 0x7E00_0000_0000
+LOCAL_WINDOW = 0x7D00_0000_0000
+SHARED_WINDOW = 0x7C00_0000_0000
+GLOBAL_VARIABLES = 0x7B00_0000_0000
+
+
 class UnknownInstruction(Exception):
     """An opcode, or a form of it, that the table does not have. Names it and its line."""
 
 
-def op(*keys: str) -> Callable[[Builder], Builder]:
-    """Register a builder for all opcodes that begin with one of these (whole parts)."""
+def op(*keys: str, types: str = "") -> Callable[[Builder], Builder]:
+    """Register a builder for all opcodes that begin with one of `keys` (whole parts) and, if `types` are given, end in
+    one of them: "add" has one builder for integers and others for floats."""
 
     def add(builder: Builder) -> Builder:
-        for k in keys:
-            if k in TABLE:
-                raise ValueError(f"two builders for {k}")
-            TABLE[k] = builder
+        for key in (f"{k} {t}".rstrip() for k in keys for t in types.split() or [""]):
+            if key in TABLE:
+                raise ValueError(f"two builders for {key}")
+            TABLE[key] = builder
         return builder
 
     return add
 
 
 def lookup(opcode: str) -> Builder | None:
-    key = opcode
+    key, type_ = opcode, opcode.rpartition(".")[2]
     while key:
-        found = TABLE.get(key)
+        found = TABLE.get(f"{key} {type_}") or TABLE.get(key)
         if found is not None:
             return found
         key = key.rpartition(".")[0]
@@ -137,7 +148,7 @@ class Build:
         return 1 if type_ == "pred" else 128 if type_ == "b128" else 8 * DTYPES[type_].itemsize
 
     def read(self, operand: Operand, type_: str) -> Read:
-        """A function of the warp: the 32 values (or one scalar) in the NumPy type of `type_`."""
+        """A function of the warp: the 32 values in the NumPy type of `type_`; not to be written to."""
         dtype = DTYPES.get(type_)
         if dtype is None and type_ != "b128":
             raise self.error(f"type .{type_}")
@@ -148,7 +159,8 @@ class Build:
             return (lambda w: ~inner(w)) if type_ == "pred" else (lambda w: -inner(w))
         assert dtype is not None
         if isinstance(operand, Imm):
-            value = immediate(operand.text, type_)
+            value = np.full(32, immediate(operand.text, type_), dtype)
+            value.flags.writeable = False
             return lambda w: value
         if isinstance(operand, Special):
             special = SPECIALS.get(operand.name)
@@ -157,14 +169,15 @@ class Build:
 
             def read_special(w: Warp) -> Any:
                 v = special(w)
-                return v.view(dtype) if v.dtype.itemsize == dtype.itemsize else v.astype(dtype)
+                v = v.view(dtype) if v.dtype.itemsize == dtype.itemsize else v.astype(dtype)
+                return v if v.shape else np.full(32, v)
 
             return read_special
         if isinstance(operand, Sym):
             space, base = self.program.symbol(operand.name, self)
             if space == "shared":  # addresses in a cluster carry the CTA's rank
-                return lambda w: dtype.type(base | w.cta.rank << 24)
-            value = dtype.type(base)
+                return lambda w: np.full(32, base | w.cta.rank << 24, dtype)
+            value = np.full(32, base, dtype)
             return lambda w: value
         raise self.error(f"operand {operand}")
 
@@ -224,18 +237,19 @@ class Build:
 
     def uniform(self, operand: Operand, type_: str) -> Callable[[Warp, Array], int]:
         """The value of the first active lane as a Python int; a fault if active lanes differ."""
+        if isinstance(operand, Imm):
+            fixed = int(immediate(operand.text, type_))
+            return lambda w, m: fixed
         read = self.read(operand, type_)
         inst = self.inst
 
         def get(w: Warp, m: Array) -> int:
             v = read(w)
-            if not v.shape:
-                return int(v)
             if m is not FULL:
                 v = v[m]
             first = v[0]
-            if not (v == first).all():
-                w.fault("divergent-operand", f"lanes disagree on an operand of {inst.op} that must be uniform")
+            if v.tobytes() != first.tobytes() * len(v):
+                w.fault("divergence", f"lanes disagree on an operand of {inst.op} that must be uniform")
             return int(first)
 
         return get
