@@ -8,11 +8,14 @@ factor: `x * (1 if c else 0)` becomes `x if c else 0`, so that an infinite x of 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 
-from attngen.ir.expr import Apply, Const, Expr, const
+from attngen.ir.expr import Apply, Const, Expr, const, walk
 from attngen.ir.functions import apply
 
 ZERO, ONE = const(0.0), const(1.0)
+#: Products and sums of more nodes are not taken apart: they stay as deep as the score has them, and are shared with it.
+SMALL = 32
 
 
 def number(e: Expr) -> float | None:
@@ -27,6 +30,10 @@ def choose(condition: Expr, a: Expr, b: Expr) -> Expr:
     if isinstance(condition, Const):
         return a if condition.value else b
     return apply("where", condition, a, b)
+
+
+def _is_small(e: Expr) -> bool:
+    return sum(1 for _ in islice(walk(e), SMALL + 1)) <= SMALL
 
 
 def times(a: Expr, b: Expr) -> Expr:
@@ -51,8 +58,8 @@ class _Product:
     above: list[Expr] = field(default_factory=list)
     below: list[Expr] = field(default_factory=list)
 
-    def take(self, e: Expr, inverse: bool = False) -> None:
-        """Multiply by `e`, or divide by it."""
+    def take(self, e: Expr, inverse: bool = False, inside: bool = False) -> None:
+        """Multiply by `e`, or divide by it; `inside` a quotient that was large itself."""
         value = number(e)
         if value is not None and (value or not inverse):
             if inverse:
@@ -61,14 +68,19 @@ class _Product:
                 self.over *= value
         elif isinstance(e, Apply) and e.fn == "neg":
             self.over = -self.over
-            self.take(e.args[0], inverse)
-        elif isinstance(e, Apply) and e.fn == "div":
-            self.take(e.args[0], inverse)
-            self.take(e.args[1], not inverse)
-        elif isinstance(e, Apply) and e.fn == "mul" and e.args[0] != e.args[1]:
+            self.take(e.args[0], inverse, inside)
+        elif isinstance(e, Apply) and e.fn == "div" and (not inside or _is_small(e)):
+            self.take(e.args[0], inverse, inside=True)
+            self.take(e.args[1], not inverse, inside=True)
+        elif (
+            isinstance(e, Apply)
+            and e.fn == "mul"
+            and e.args[0] != e.args[1]
+            and (number(e.args[0]) is not None or _is_small(e))
+        ):
             # a square stays whole: powers by repeated squaring are shared with the score
-            self.take(e.args[0], inverse)
-            self.take(e.args[1], inverse)
+            self.take(e.args[0], inverse, inside)
+            self.take(e.args[1], inverse, inside)
         else:
             mine, other = (self.below, self.above) if inverse else (self.above, self.below)
             if e in other:
@@ -81,8 +93,8 @@ class _Product:
         value = self.over / self.under
         bottom = _joined(self.below)
         top = _joined(self.above)
-        if value < 0:
-            return apply("neg", self._quotient(-value, top, bottom))
+        if value == -1.0 and top is not None:
+            return apply("neg", self._quotient(1.0, top, bottom))
         return self._quotient(value, top, bottom)
 
     @staticmethod
@@ -117,7 +129,7 @@ def plus(a: Expr, b: Expr) -> Expr:
 
 def _collect(e: Expr, factor: float, terms: dict[Expr, float]) -> None:
     """Add `factor * e` to a sum of terms, each with a literal factor; the literal itself is a multiple of 1."""
-    if isinstance(e, Apply) and e.fn in ("add", "sub"):
+    if isinstance(e, Apply) and e.fn in ("add", "sub") and _is_small(e):
         _collect(e.args[0], factor, terms)
         _collect(e.args[1], factor if e.fn == "add" else -factor, terms)
         return

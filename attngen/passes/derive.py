@@ -6,6 +6,8 @@ Ints and bools are steps: their derivative is zero, and so are those of an eleme
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attngen.diag.diagnostic import error
 from attngen.ir.expr import Apply, Expr
 from attngen.ir.functions import FUNCTIONS
@@ -13,48 +15,62 @@ from attngen.ir.types import Type
 from attngen.passes.algebra import ONE, ZERO, plus, times
 
 
-def derivative(e: Expr, by: Expr) -> Expr:
-    """d e / d by, a float expression over what `e` reads; `by` is an atom, a param or one element of a tensor.
+class Derivation:
+    """Derivatives of one expression by any of `variables`: atoms, params, elements of tensors.
 
-    Simplified as it is built; subexpressions of `e` appear in it unchanged. Equal elements (`bias[b, kv_idx]` read
-    twice) are one variable, different ones are independent.
-    Raises: E0402 for a function that has no rule.
+    Equal elements (`bias[b, kv_idx]` read twice) are one variable, different ones are independent.
     """
-    return _Derivation(by).of(e)
 
+    def __init__(self, e: Expr, variables: Sequence[Expr]) -> None:
+        self.e, self.variables = e, frozenset(variables)
+        self._reads: dict[Expr, frozenset[Expr]] = {}
 
-class _Derivation:
-    """Derivatives by one variable, each node once."""
+    def by(self, variable: Expr) -> Expr:
+        """d e / d variable, a float expression over what `e` reads, with subexpressions of `e` unchanged in it.
 
-    def __init__(self, by: Expr) -> None:
-        self.by = by
-        self.known: dict[Expr, Expr] = {}
+        Raises: E0402 for a function that has no rule.
+        """
+        return self._of(self.e, variable, {})
 
-    def of(self, e: Expr) -> Expr:
-        if e == self.by:
-            return ONE
+    def _below(self, e: Expr) -> frozenset[Expr]:
+        """Variables whose change can move `e`."""
+        if e in self.variables:
+            return frozenset((e,))
         if not isinstance(e, Apply) or e.type is not Type.FLOAT:
-            return ZERO
-        found = self.known.get(e)
+            return frozenset()
+        found = self._reads.get(e)
         if found is None:
-            found = self.known[e] = self._applied(e)
+            found = self._reads[e] = frozenset().union(*(self._below(a) for a in e.args))
         return found
 
-    def _applied(self, e: Apply) -> Expr:
-        inner = [self.of(a) for a in e.args]
-        if all(x == ZERO for x in inner):
+    def _of(self, e: Expr, variable: Expr, known: dict[Expr, Expr]) -> Expr:
+        if e == variable:
+            return ONE
+        if variable not in self._below(e):
             return ZERO
-        rule = FUNCTIONS[e.fn].derivative
-        if rule is None:
-            raise error(
-                "E0402",
-                f"the derivative of `{e.fn}` is not known, so that no gradient passes through it",
-                at=e.span,
-                label=f"`{e.fn}` of a value that needs a gradient",
-                helps=("write it with functions that have a derivative, or leave out `grad`",),
-            )
-        total: Expr = ZERO
-        for outer, x in zip(rule(e.args, e), inner, strict=True):
-            if outer is not None:
-                total = plus(total, times(outer, x))
-        return total
+        found = known.get(e)
+        if found is None:
+            assert isinstance(e, Apply)
+            inner = [self._of(a, variable, known) for a in e.args]
+            found = known[e] = _chained(e, inner)
+        return found
+
+
+def _chained(e: Apply, inner: Sequence[Expr]) -> Expr:
+    """The derivative of `e` from those of its operands."""
+    if all(x == ZERO for x in inner):
+        return ZERO
+    rule = FUNCTIONS[e.fn].derivative
+    if rule is None:
+        raise error(
+            "E0402",
+            f"the derivative of `{e.fn}` is not known, so that no gradient passes through it",
+            at=e.span,
+            label=f"`{e.fn}` of a value that needs a gradient",
+            helps=("write it with functions that have a derivative, or leave out `grad`",),
+        )
+    total: Expr = ZERO
+    for outer, x in zip(rule(e.args, e), inner, strict=True):
+        if outer is not None:
+            total = plus(total, times(outer, x))
+    return total

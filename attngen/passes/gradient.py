@@ -9,12 +9,19 @@ Numerics  Exact as real numbers away from kinks and poles; see docs/passes/gradi
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from itertools import islice
+
+from attngen.diag.diagnostic import AttnError, error
 from attngen.ir.expr import Atom, Expr, Load, atom, atoms_of, tensors_of, walk
 from attngen.ir.gradient import Contribution, GradientForm, GradientKind
 from attngen.ir.spec import AttentionSpec
 from attngen.passes.algebra import ZERO
-from attngen.passes.derive import derivative
+from attngen.passes.derive import Derivation
 
+S = atom("s")
+#: Nodes of slope and coefficients together; the language bounds a score itself at a fifth of it.
+MAX_NODES = 100_000
 _BY_QUERY, _BY_KEY = frozenset(("q_idx", "q_pos")), frozenset(("kv_idx",))
 
 
@@ -22,30 +29,59 @@ def gradient_form(spec: AttentionSpec, score: Expr | None = None, sink: Expr | N
     """The form of the spec's score and sink, or of others of the same spec (a branch's, a segment's).
 
     Contributions are in order of declaration; those of one tensor in order of its reads, the sink's last.
-    Raises: E0402 for a function that has no derivative.
+    Raises: E0402 for a function that has no derivative, and where the derivatives grow past MAX_NODES.
     """
     if score is None:
         score, sink = spec.score, spec.sink
+    try:
+        return _form(spec, score, sink)
+    except RecursionError:
+        raise _too_large(score) from None
+
+
+def _too_large(score: Expr) -> AttnError:
+    return error(
+        "E0402",
+        f"the derivatives of the score have more than {MAX_NODES} nodes, or are nested too deeply",
+        at=score.span,
+        label="this score",
+        helps=("move what does not depend on `s` or on a tensor declared `grad` into a captured tensor",),
+    )
+
+
+def _form(spec: AttentionSpec, score: Expr, sink: Expr | None) -> GradientForm:
     learned = [t.name for t in spec.tensors if t.grad]
-    reads = {n: _reads(score, n) for n in learned}
+    reads, in_sink = _reads(score, learned), _reads(sink, learned)
+    of_score = Derivation(score, (S, *(x for elements in reads.values() for x in elements)))
+    slope = of_score.by(S)
     found: list[Contribution] = []
+    room = MAX_NODES - _size(slope)
     for name in learned:
         for element in reads[name]:
-            coefficient = derivative(score, element)
+            coefficient = of_score.by(element)
             if coefficient != ZERO:
-                kind = kind_of(element)
-                found.append(Contribution(tensor=name, kind=kind, indices=element.indices, coefficient=coefficient))
-        if sink is not None and any(derivative(sink, element) != ZERO for element in _reads(sink, name)):
+                found.append(
+                    Contribution(tensor=name, kind=kind_of(element), indices=element.indices, coefficient=coefficient)
+                )
+            room -= _size(coefficient)
+            if room < 0:
+                raise _too_large(score)
+        if sink is not None and any(Derivation(sink, (x,)).by(x) != ZERO for x in in_sink[name]):
             found.append(Contribution(tensor=name, kind=GradientKind.SINK))
     reached = {c.tensor for c in found}
     after = () if isinstance(spec.epilogue, Atom) else tuple(n for n in learned if n in tensors_of(spec.epilogue))
     return GradientForm(
         score=score,
-        slope=derivative(score, atom("s")),
+        slope=slope,
         contributions=tuple(found),
         in_epilogue=after,
         zero=tuple(n for n in learned if n not in reached and n not in after),
     )
+
+
+def _size(e: Expr) -> int:
+    """Nodes of `e`, up to what no form may have."""
+    return sum(1 for _ in islice(walk(e), MAX_NODES + 1))
 
 
 def kind_of(element: Load) -> GradientKind:
@@ -56,6 +92,10 @@ def kind_of(element: Load) -> GradientKind:
     return GradientKind.ROW if moved & _BY_QUERY else GradientKind.COLUMN
 
 
-def _reads(e: Expr, tensor: str) -> list[Load]:
-    """The different elements of a tensor that `e` reads, in order of first appearance."""
-    return list(dict.fromkeys(n for n in walk(e) if isinstance(n, Load) and n.tensor == tensor))
+def _reads(e: Expr | None, tensors: Collection[str]) -> dict[str, list[Load]]:
+    """The different elements of each tensor that `e` reads, in order of first appearance."""
+    found: dict[str, dict[Load, None]] = {n: {} for n in tensors}
+    for n in walk(e) if e is not None else ():
+        if isinstance(n, Load) and n.tensor in found:
+            found[n.tensor][n] = None
+    return {name: list(elements) for name, elements in found.items()}

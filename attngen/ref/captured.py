@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-import torch
-
 from attngen.ir.gradient import Contribution
 from attngen.ref.binding import Binding
 from attngen.ref.evaluate import Tensor
