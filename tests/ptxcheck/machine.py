@@ -136,6 +136,7 @@ class Warp:
         if not self.machine.unsafe:
             self.clock.seen[self.machine.grid_chain] = 1
         self.maxnreg = cta.registers.launch
+        self.local = np.zeros((32, self.program.local_bytes), np.uint8)
         self.running = self.fragments[0]
         self.carry: Array = np.zeros(32, np.bool_)  # CC.CF
 

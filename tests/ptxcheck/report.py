@@ -38,6 +38,7 @@ KINDS: dict[str, str] = {
     "wgmma-order": "no wgmma.fence after registers were written, or a warpgroup that is not whole",
     "divergence": "an instruction for all lanes or warps is executed by some, or operands that must agree differ",
     "bad-operand": "an operand, a descriptor or a tensor map holds a value that the instruction does not allow",
+    "launch-control": "clusterlaunchcontrol is used where the manual leaves the behaviour undefined",
     "trap": "the kernel executed trap",
 }
 

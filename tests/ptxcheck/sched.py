@@ -134,7 +134,7 @@ class Scheduler:
         self.machine = machine
         self.rng = machine.rng
         self.queue: AsyncQueue = machine.async_
-        self.waiting = deque(machine.clusters())
+        self.waiting = machine.waiting = deque(machine.clusters())
         self.resident: list[Cluster] = []
         self.runnable: list[Warp] = []
         self.asleep: list[Warp] = []
@@ -171,7 +171,7 @@ class Scheduler:
             if warp.done:
                 self.runnable.remove(warp)
                 self._exit(warp)
-            elif n == 0:
+            elif n == 0 and not _can_run(warp):
                 self.runnable.remove(warp)
                 self.asleep.append(warp)
             elif policy.kind == "round" and len(self.runnable) > 1:
@@ -267,11 +267,7 @@ class Scheduler:
             self._complete(op)
             self._wake()
             return
-        woken = [
-            w
-            for w in self.asleep
-            if any(f.wait is None and not f.parked or f.wait and f.wait.ready() for f in w.fragments)
-        ]
+        woken = [w for w in self.asleep if _can_run(w)]
         if woken:
             self.asleep = [w for w in self.asleep if w not in woken]
             self.runnable += woken
@@ -300,6 +296,10 @@ class Scheduler:
         lines += [f"  in flight: {op.what or op.site.op}, {op.site.where}" for op in self.queue.pending]
         m.note(kind, "\n".join(lines), f"{len(waits)} warp(s) left")
         m.abandon()
+
+
+def _can_run(warp: Warp) -> bool:
+    return any(not f.parked if f.wait is None else f.wait.ready() for f in warp.fragments)
 
 
 def describe(warp: Warp, fragment: Any) -> str:
