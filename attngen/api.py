@@ -31,6 +31,7 @@ def build(
     name: str | None = None,
     target: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
+    backward: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
     **overrides: object,
 ) -> Attention:
@@ -43,6 +44,8 @@ def build(
     With a GPU of the target's kind the kernel is compiled and loaded now, every tile plan of it; from the second time
     on it comes from the cache (`cache_dir`, else ATTNGEN_CACHE_DIR, else the user's cache folder). Without one, nothing
     is compiled until a CUDA tensor arrives, and CPU tensors run the blockwise reference.
+    The backward kernel is made when a call first needs gradients, or now with `backward=True` (planned and emitted, and
+    compiled where there is such a GPU).
     `progress(what, done, total)` is called while plans compile.
 
     Raises: AttnError E01xx-E03xx (the spec), E04xx (no plan serves it, with the reasons), E05xx (this machine).
@@ -56,8 +59,10 @@ def build(
     root = Path(cache_dir).expanduser().absolute() if cache_dir is not None else found.cache_dir
     cache = KernelCache(root, persistent=found.use_cache or cache_dir is not None)
     attention = _attention(resolved, chosen, cache, progress)
+    if backward:
+        attention.backward.source  # noqa: B018 - its faults are said now, also without a GPU
     if _has_gpu(chosen):
-        attention.compile()
+        attention.compile(backward=backward)
     return attention
 
 
@@ -239,9 +244,35 @@ def _attention(
         plan=lambda: planned or _plan(spec, target),
         explain=explain_plan,
         rebuild=lambda other: _twin(other, target, cache),
+        backward=lambda: _backward(spec, target, cache, described),
         recipe=(_rebuild, (described, target, str(cache.root) if cache.persistent else None)),
         progress=progress,
     )
+
+
+def _backward(spec: AttentionSpec, target: str, cache: Any, described: str) -> KernelSource:
+    """The generated backward file, a file of its own, remembered like the forward's."""
+    from attngen.jit.sources import recall, remember
+
+    source = recall(cache, described, target, "backward")
+    if source is None:
+        source = _emit_backward(_plan_backward(spec, target))
+        remember(cache, described, target, source, "backward")
+    return _dumped(source)
+
+
+def _plan_backward(spec: AttentionSpec, target: str) -> Any:
+    from attngen.search_backward import plan_backward  # type: ignore[import-not-found, unused-ignore]
+
+    return plan_backward(spec, target)
+
+
+@staged("emit")
+def _emit_backward(plan_set: Any) -> KernelSource:
+    from attngen.emit.backward import emit_backward  # type: ignore[import-not-found, unused-ignore]
+
+    source: KernelSource = emit_backward(plan_set)
+    return source
 
 
 def _twin(spec: AttentionSpec, target: str, cache: Any) -> Attention:

@@ -205,11 +205,12 @@ CALL: tuple[Code, ...] = (
     ),
     Code(
         "E0611",
-        "no-backward",
-        "a call needs gradients and there is no backward kernel",
-        "Some input requires a gradient and gradients are enabled. Call under torch.no_grad() or "
-        "torch.inference_mode(), or detach. A captured tensor that requires one is declared `grad` in the spec, or "
-        "detached: its gradient would be lost otherwise.",
+        "gradient-not-declared",
+        "a captured tensor requires a gradient that the spec does not declare",
+        "    tensor bias: f32[heads_q] grad\n"
+        "\n"
+        "A captured tensor that requires a gradient is declared `grad` in the spec, or passed as bias.detach(): its "
+        "gradient would be lost otherwise.",
     ),
     Code(
         "E0612",
@@ -252,4 +253,38 @@ CALL: tuple[Code, ...] = (
         "CUDA_LAUNCH_BLOCKING=1 tells.",
     ),
 )
-RUN: tuple[Code, ...] = (*ENVIRONMENT, *CALL)
+
+GRADIENTS: tuple[Code, ...] = (
+    Code(
+        "E0619",
+        "out-with-gradients",
+        "a call with `out` or `lse` needs gradients",
+        "As with torch's own out= functions, results that are written into given tensors are not attached to the "
+        "graph. Leave `out` and `lse` out, or call under torch.no_grad().",
+    ),
+    Code(
+        "E0620",
+        "double-backward",
+        "a gradient of attention was differentiated again",
+        "Gradients are computed by a kernel that has no derivative of its own. create_graph=True is harmless as long "
+        "as nothing differentiates what comes out of attention; for a gradient penalty or a Hessian evaluate "
+        "attention in plain torch operations.",
+    ),
+    Code(
+        "E0621",
+        "backward-in-capture",
+        "a CUDA graph is being captured and the backward is not compiled",
+        "The backward of a set of gradients is compiled when it is first needed, which is no work of a stream. Run "
+        "forward and backward once before the capture, as torch.cuda.graph asks anyway, or call "
+        "attn.compile(backward=True).",
+    ),
+    Code(
+        "E0622",
+        "not-deterministic",
+        "torch.use_deterministic_algorithms is on and the backward adds in any order",
+        "dQ and some gradients of captured tensors are reduced by atomic additions, whose order differs from run to "
+        "run and with it the last bits. `backward { deterministic = true }` in the spec orders them. Gradients of k "
+        "and v alone are deterministic in any case.",
+    ),
+)
+RUN: tuple[Code, ...] = (*ENVIRONMENT, *CALL, *GRADIENTS)

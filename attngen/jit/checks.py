@@ -9,6 +9,7 @@ import torch
 from attngen.diag.diagnostic import error
 from attngen.ir.expr import tensors_of
 from attngen.ir.spec import AttentionSpec
+from attngen.jit.captured import environment
 from attngen.jit.shapes import Sizes, sizes_of
 
 #: Elements of one evaluated block of index expressions.
@@ -74,7 +75,7 @@ def _indices(
 
     step = max(1, _BLOCK_ELEMS // max(1, sizes["batch"] * sizes["heads_q"] * max(sizes["seqlen_kv"], spec.head_dim_v)))
     for start in range(0, sizes["seqlen_q"], step):
-        env = _environment(sizes, params, start, min(sizes["seqlen_q"], start + step), device)
+        env = environment(sizes, params, device, start, min(sizes["seqlen_q"], start + step))
         zero = torch.zeros((1, 1, 1, 1), dtype=torch.float64, device=device)
         keep = evaluate(spec.mask, env, tensors)
         if tensors_of(spec.score):
@@ -84,29 +85,6 @@ def _indices(
         if tensors_of(spec.epilogue):
             columns = torch.arange(spec.head_dim_v, device=device).view(1, 1, 1, -1)
             evaluate(spec.epilogue, {**env, "o": zero, "d": columns}, tensors)
-
-
-def _environment(sizes: Sizes, params: dict[str, Any], start: int, end: int, device: Any) -> dict[str, Any]:
-    """Atoms over the block (batch, heads_q, rows start..end, seqlen_kv), each along its own axis."""
-
-    def along(axis: int, values: torch.Tensor) -> torch.Tensor:
-        return values.view(*(-1 if i == axis else 1 for i in range(4)))
-
-    h = torch.arange(sizes["heads_q"], device=device)
-    q_idx = torch.arange(start, end, device=device)
-    env = {
-        "b": along(0, torch.arange(sizes["batch"], device=device)),
-        "h": along(1, h),
-        "h_kv": along(1, h // max(1, sizes["heads_q"] // max(1, sizes["heads_kv"]))),
-        "q_idx": along(2, q_idx),
-        "q_pos": along(2, q_idx + sizes["seqlen_kv"] - sizes["seqlen_q"]),
-        "kv_idx": along(3, torch.arange(sizes["seqlen_kv"], device=device)),
-    }
-    for name in ("seqlen_q", "seqlen_kv", "heads_q", "heads_kv", "batch"):
-        env[name] = torch.tensor(sizes[name], device=device)
-    for name, value in params.items():
-        env[name] = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None, device=device)
-    return env
 
 
 def _first(bad: torch.Tensor) -> tuple[int, ...]:

@@ -73,6 +73,23 @@ def normalized(x: torch.Tensor) -> torch.Tensor:
     return x if tuple(strides) == x.stride() else x.as_strided(x.shape, strides)
 
 
+def loads_by_tma(x: torch.Tensor) -> bool:
+    """Whether a 16-bit tensor of rank 4 can be read where it lies: strides and base as `validate` wants them."""
+    a, b, c, d = x.stride()
+    return d == 1 and not (a | b | c) % (ALIGN_BYTES // 2) and not x.data_ptr() % ALIGN_BYTES
+
+
+def refused(what: str, failure: Exception) -> AttnError:
+    """E0618: an entry point's own refusal, which no check explains."""
+    lines = str(failure).strip().splitlines() or [repr(failure)]
+    return error(
+        "E0618",
+        f"{what} refused to launch: {lines[0]}",
+        notes=tuple(lines[1:4]),
+        helps=("a CUDA error here is often an earlier kernel's: run with CUDA_LAUNCH_BLOCKING=1 to see whose",),
+    )
+
+
 def _is_tensor(name: str, x: object) -> None:
     if not isinstance(x, torch.Tensor):
         raise error(

@@ -33,6 +33,7 @@ class DeviceState:
         #: By (raw stream, batch, heads_q, seqlen_q).
         self.scratch: dict[tuple[int, ...], Any] = {}
         self._pool: Any = None
+        self._zero: Any = None
         self._used = 0
         self._lock = threading.Lock()
 
@@ -42,6 +43,7 @@ class DeviceState:
             if self._pool is not None:
                 return
             pool = torch.zeros(COUNTERS * _SPACING, dtype=torch.int32, device=self.device)
+            self._zero = torch.zeros((), dtype=torch.float32, device=self.device)
             if self.device.type == "cuda":
                 torch.cuda.current_stream(self.device).synchronize()  # zero for every stream that uses it later
             self._pool = pool
@@ -65,6 +67,12 @@ class DeviceState:
         if self._pool is None:
             return torch.zeros(1, dtype=torch.int32, device=self.device)  # zeroed again by every replay
         return self._take()
+
+    def zero(self) -> Any:
+        """One fp32 zero: the gradient of an LSE that nobody used, expanded."""
+        if self._zero is None:  # the first call of all is being captured
+            return torch.zeros((), dtype=torch.float32, device=self.device)
+        return self._zero
 
     def _take(self) -> Any:
         with self._lock:

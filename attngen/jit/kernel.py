@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from attngen.diag.diagnostic import AttnError, error
 from attngen.ir.plan import KernelPlan, PlanSet
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout
-from attngen.jit import contract, ops
+from attngen.jit import autograd, contract, ops
+from attngen.jit.backward import Backward
 from attngen.jit.cache import KernelCache
 from attngen.jit.device import runs
 from attngen.jit.launch import Launcher, Ready
@@ -53,8 +54,11 @@ class Attention:
     `sorted` promises and indices out of range first (slow, waits for the GPU; not under torch.compile).
     Dtypes: the spec's bf16 or fp16; called with the other one, it builds that kernel too, once. Under torch.autocast
     q, k and v are converted to autocast's dtype first, as torch's own attention does.
+    Gradients: of q, k, v and the tensors that the spec declares `grad`, through o and lse. The backward kernel is made
+    and compiled at the first call that needs one, for just the gradients that are needed; q, k, v, o, lse and captured
+    tensors are saved, O(N) memory. A gradient has its input's dtype and extents. There is no second derivative.
     Devices: CUDA tensors run the kernel, CPU tensors the blockwise reference (in O(N) memory), with one AttngenNotice.
-    Raises: AttnError E0516 (GPU of another kind), E06xx (arguments).
+    Raises: AttnError E0516 (GPU of another kind), E06xx (arguments), E04xx (a gradient that no backward serves).
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Attention:
         explain: Callable[[PlanSet], str] = repr,
         rebuild: Callable[[AttentionSpec], Attention] | None = None,
         recipe: tuple[Callable[..., Attention], tuple[Any, ...]] | None = None,
+        backward: Callable[[], KernelSource] | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.spec = spec
@@ -76,6 +81,9 @@ class Attention:
         self.handle = _handle(spec, source, target)
         self.binder = Binder(spec)
         self.launcher = Launcher(spec, self.binder, tuple(source.meta.get("limits", ())))
+        self.backward = Backward(
+            spec, self.binder, self.launcher.scale, target, cache, make=backward, progress=progress
+        )
         self._cache = cache
         self._make_plan = plan
         self._explain = explain
@@ -92,6 +100,11 @@ class Attention:
         self._bind = self.binder.bind
         self._launch = self.launcher.launch
         self._ready_on = self.launcher.ready
+        self._learned = self.backward.learned
+        self._unlearned = tuple(t.name for t in spec.tensors if not t.grad)
+        # Dynamo traces no AttnError: what it may have to say is written beforehand.
+        self.lost_texts = {name: str(autograd.lost_gradient(spec.name, name)) for name in self._unlearned}
+        self.given_text = str(autograd.given_output(spec.name))
         ops.register(self)
 
     # -- what it is ------------------------------------------------------------------------------------------------
@@ -136,15 +149,19 @@ class Attention:
     def __deepcopy__(self, memo: dict[int, Any]) -> Attention:
         return self  # nothing of it changes: copies of a model share the kernel
 
-    def compile(self, device: int | None = None) -> Attention:
+    def compile(self, device: int | None = None, *, backward: bool | Sequence[str] = False) -> Attention:
         """Compile or load the kernel now and set up a GPU (default: the current one, if it is of the target's kind).
 
-        Raises: AttnError E0510 to E0520 (toolchain, cache), E0516 (GPU of another kind).
+        `backward`: the backward kernel as well, for all gradients, or for those named ("q", "k", "v", captured
+        tensors): the set that training needs, which is the set of tensors that require gradients in a call.
+        Raises: AttnError E0510 to E0520 (toolchain, cache), E0516 (GPU of another kind), E04xx (no backward).
         """
         with self._lock:
             if self._loaded is None:
                 self._loaded = load(self.source, self.target, self._cache, progress=self._progress)
                 self.launcher.functions = self._loaded.functions
+        if backward is not False:
+            self.backward.prepare(self.backward.wanted(backward))
         if device is None and torch.cuda.is_available() and runs(torch.cuda.current_device(), self.target):
             device = torch.cuda.current_device()
         if device is not None:
@@ -183,7 +200,7 @@ class Attention:
             if _grad_enabled() and (
                 q.requires_grad or k.requires_grad or v.requires_grad or (named and self._needs_grad(named))
             ):
-                raise ops.needs_gradients(self.spec, (q, k, v), named)
+                return self._differentiable(ready, q, k, v, named, scale, out, lse, return_lse)
             tail = () if self._bare and not named else self._bind(named, q, k)
             return self._launch(ready, q, k, v, tail, scale, out, lse, return_lse)
         except (AttributeError, IndexError, TypeError, ValueError):  # not the tensors that the path takes for granted
@@ -216,11 +233,43 @@ class Attention:
         attention = self.in_dtype(q.dtype)
         if attention is not self:
             return attention(q, k, v, return_lse=return_lse, out=out, lse=lse, scale=scale, check=check, **named)
+        plain = not (_dispatch_modes() or type(q) not in (_Tensor, torch.nn.Parameter) or device == "meta")
         if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or self._needs_grad(named)):
-            raise ops.needs_gradients(self.spec, (q, k, v), named)
-        if _dispatch_modes() or type(q) not in (_Tensor, torch.nn.Parameter) or device == "meta":
+            if not plain:
+                return ops.traced(self, q, k, v, return_lse, out, lse, scale, named)
+            if check:
+                self._bound(q, k, v, named, out, lse, check)
+            ready = self.ready(q.device.index) if device == "cuda" else None
+            return self._differentiable(ready, q, k, v, named, scale, out, lse, return_lse)
+        if not plain:
             return ops.traced(self, q, k, v, return_lse, out, lse, scale, named)
         return self.run(q, k, v, return_lse, out, lse, scale, check, named)
+
+    def _differentiable(
+        self,
+        ready: Ready | None,
+        q: Any,
+        k: Any,
+        v: Any,
+        named: dict[str, Any],
+        scale: Any,
+        out: Any,
+        lse: Any,
+        return_lse: bool,
+    ) -> Any:
+        """A call on real tensors of this attention's dtype, one of which requires a gradient. `ready` None: no GPU."""
+        if out is not None or lse is not None:
+            raise autograd.given_output(self.spec.name)
+        for name in self._unlearned:
+            if getattr(named.get(name), "requires_grad", False):
+                raise autograd.lost_gradient(self.spec.name, name)
+        if ready is not None:
+            wanted = (q.requires_grad, k.requires_grad, v.requires_grad)
+            if self._learned:
+                wanted += tuple(getattr(named.get(n), "requires_grad", False) for n in self._learned)
+            if wanted not in self.backward.variants:
+                self.backward.prepare(wanted)
+        return autograd.attend(self, ready, q, k, v, named, scale, return_lse)
 
     def run(
         self,
@@ -242,21 +291,26 @@ class Attention:
                 f"`q` is on {q.device}; attention runs on cuda (a kernel) and cpu (the reference)",
                 helps=("move q, k and v to a CUDA GPU or to the CPU",),
             )
+        tail = self._bound(q, k, v, named, out, lse, check)
+        if device == "cuda":
+            return self._launch(self.ready(q.device.index), q, k, v, tail, scale, out, lse, return_lse)
+        _say_once(f"`{self.spec.name}` runs the blockwise reference: its tensors are on the CPU")
+        return self.launcher.reference(q, k, v, tail, scale, out, lse, return_lse)
+
+    def _bound(self, q: Any, k: Any, v: Any, named: dict[str, Any], out: Any, lse: Any, check: bool) -> tuple[Any, ...]:
+        """The named arguments, bound, and everything checked that no entry point will check."""
         try:
             tail = self._bind(named, q, k)
         except (IndexError, ValueError):  # ranks are wrong: say which
             contract.validate(self.spec, q, k, v, self._given_tensors(named), out, lse)
             raise
-        if device == "cpu" or check:
+        if q.device.type == "cpu" or check:
             contract.validate(self.spec, q, k, v, self.binder.split(tail)[1], out, lse)
         if check:
             from attngen.jit.checks import check_call
 
             check_call(self.spec, q, k, v, *self.binder.split(tail))
-        if device == "cuda":
-            return self._launch(self._ready(q.device.index), q, k, v, tail, scale, out, lse, return_lse)
-        _say_once(f"`{self.spec.name}` runs the blockwise reference: its tensors are on the CPU")
-        return self.launcher.reference(q, k, v, tail, scale, out, lse, return_lse)
+        return tail
 
     def output_shapes(self, q: Any) -> tuple[tuple[Any, ...], torch.dtype, tuple[Any, ...]]:
         """(shape of o, dtype of o, shape of lse) for a q."""
@@ -283,7 +337,8 @@ class Attention:
     def _given_tensors(self, named: dict[str, Any]) -> dict[str, Any]:
         return {name: named.get(name) for name, _ in self.binder.tensors}
 
-    def _ready(self, index: int) -> Ready:
+    def ready(self, index: int) -> Ready:
+        """What launches on GPU `index` need, compiled and set up at first use."""
         if index not in self._ready_on:
             self.compile(index)
         return self._ready_on[index]

@@ -86,13 +86,23 @@ def toolchain_id(environ: Mapping[str, str] | None = None) -> str:
     return _digest(toolchain(environ))[:12]
 
 
-def fingerprint(text: str, target: str, options: str = "", environ: Mapping[str, str] | None = None) -> str:
-    """64 hex digits: the key of the machine code of `text` for `target` on this machine, compiled with `options`."""
+def fingerprint(
+    text: str,
+    target: str,
+    options: str = "",
+    environ: Mapping[str, str] | None = None,
+    *,
+    wanted: tuple[str, ...] = (),
+) -> str:
+    """64 hex digits: the key of the machine code of `text` for `target` on this machine, compiled with `options`, and
+    for a backward with the gradients it computes.
+    """
     parts = {
         "text": hashlib.sha256(text.encode()).hexdigest(),
         "target": target,
         "options": options,
         "toolchain": toolchain(environ),
+        **({"wanted": list(wanted)} if wanted else {}),
     }
     return _digest(parts)
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from attngen.diag.diagnostic import error
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
 from attngen.jit import contract
@@ -177,13 +176,7 @@ class Launcher:
                 return
             except Exception as again:
                 failure = again
-        lines = str(failure).strip().splitlines() or [repr(failure)]
-        raise error(
-            "E0618",
-            f"the kernel of `{self.spec.name}` refused to launch: {lines[0]}",
-            notes=tuple(lines[1:4]),
-            helps=("a CUDA error here is often an earlier kernel's: run with CUDA_LAUNCH_BLOCKING=1 to see whose",),
-        ) from failure
+        raise contract.refused(f"the kernel of `{self.spec.name}`", failure) from failure
 
 
 def _written(*tensors: Any) -> None:

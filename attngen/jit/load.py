@@ -50,25 +50,32 @@ class Loaded:
 
 
 def plan_count(source: KernelSource) -> int:
-    """How many tile plans the file holds."""
-    return max(1, len(source.meta.get("plans", ())))
+    """How many tile plans the file holds, of its one direction."""
+    meta = source.meta
+    return max(1, len(meta["backward"]["plans"] if meta.get("direction") == "backward" else meta.get("plans", ())))
 
 
 @staged("load")
 def load(
-    source: KernelSource, target: str, cache: KernelCache, *, options: str = "", progress: Progress | None = None
+    source: KernelSource,
+    target: str,
+    cache: KernelCache,
+    *,
+    options: str = "",
+    wanted: tuple[str, ...] = (),
+    progress: Progress | None = None,
 ) -> Loaded:
-    """Compile (or find) and load every plan of `source`.
+    """Compile (or find) and load every plan of `source`; of a backward, those that compute the `wanted` gradients.
 
     Raises: AttnError E0510 (no DSL), E0511 (no FFI), E0512 (the DSL refused the file), E0513 (its compiler died),
     E0514 (a compiled plan cannot be loaded), E0520 (no storage).
     """
     started = time.perf_counter()
     count = plan_count(source)
-    key = fingerprint(source.text, target, options)
+    key = fingerprint(source.text, target, options, wanted=wanted)
 
     def build(folder: Path) -> tuple[list[str], dict[str, object]]:
-        return compile_all(folder, range(count), target, options, progress)
+        return compile_all(folder, range(count), target, options, progress, wanted)
 
     entry = cache.get_or_build(source.kernel_id, key, source.text, build)
     functions = tuple(_function(path, entry) for path in entry.files)
@@ -93,7 +100,12 @@ def write_objects(
 
 
 def compile_all(
-    folder: Path, indices: Sequence[int], target: str, options: str, progress: Progress | None
+    folder: Path,
+    indices: Sequence[int],
+    target: str,
+    options: str,
+    progress: Progress | None,
+    wanted: tuple[str, ...] = (),
 ) -> tuple[list[str], dict[str, object]]:
     """Compile plans of `folder`/kernel.py into `folder`; returns their file names and what loading them needs."""
     require_dsl()
@@ -105,10 +117,10 @@ def compile_all(
     names: list[str] = []
     runtime = ""
     try:
-        running = [_start(folder / "kernel.py", i, work / f"plan_{i}", target, options) for i in indices]
+        running = [_start(folder / "kernel.py", i, work / f"plan_{i}", target, options, wanted) for i in indices]
         try:
             for index, process in zip(indices, running, strict=True):
-                result = _finish(process, folder / "kernel.py", index, work / f"plan_{index}", options)
+                result = _finish(process, folder / "kernel.py", index, work / f"plan_{index}", options, wanted)
                 os.replace(result["file"], folder / Path(result["file"]).name)
                 names.append(Path(result["file"]).name)
                 runtime = result["runtime"]
@@ -125,12 +137,15 @@ def compile_all(
     return names, {"runtime": _relative_runtime(runtime), "symbol": worker.SYMBOL, "target": target, "options": options}
 
 
-def _start(kernel: Path, index: int, stem: Path, target: str, options: str) -> subprocess.Popen[str] | None:
+def _start(
+    kernel: Path, index: int, stem: Path, target: str, options: str, wanted: tuple[str, ...]
+) -> subprocess.Popen[str] | None:
     """A worker process, or None where none can be started (an embedded interpreter, say)."""
     if not sys.executable or not use_workers:
         return None
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
     command = [sys.executable, "-P", worker.__file__, str(kernel), str(index), str(stem), target, options]
+    command += [",".join(wanted)] if wanted else []
     try:
         return subprocess.Popen(
             command,
@@ -146,10 +161,10 @@ def _start(kernel: Path, index: int, stem: Path, target: str, options: str) -> s
 
 
 def _finish(
-    process: subprocess.Popen[str] | None, kernel: Path, index: int, stem: Path, options: str
+    process: subprocess.Popen[str] | None, kernel: Path, index: int, stem: Path, options: str, wanted: tuple[str, ...]
 ) -> dict[str, str]:
     if process is None:
-        return _compile_here(kernel, index, stem, options)
+        return _compile_here(kernel, index, stem, options, wanted)
     try:
         out, err = process.communicate(timeout=WORKER_TIMEOUT_S)
     except subprocess.TimeoutExpired as failure:
@@ -196,10 +211,10 @@ def _raise_compile_error(result: dict[str, Any], kernel: Path, index: int, err: 
     )
 
 
-def _compile_here(kernel: Path, index: int, stem: Path, options: str) -> dict[str, str]:
+def _compile_here(kernel: Path, index: int, stem: Path, options: str, wanted: tuple[str, ...]) -> dict[str, str]:
     with _compile_lock, SYNTAX_LOCK:  # the DSL reads the kernel's syntax tree
         try:
-            return worker.compile_plan(str(kernel), index, str(stem), options)
+            return worker.compile_plan(str(kernel), index, str(stem), options, wanted)
         except (AttnError, OSError):
             raise
         except Exception as failure:

@@ -65,9 +65,15 @@ class Binder:
             if not isinstance(tensor, _Tensor):
                 self._not_a_tensor(tensor_decl, tensor)
             if 1 in tensor.shape:
-                tensor = _broadcast(tensor, tensor_decl, sizes_of(self.spec, q, k))
+                tensor = broadcast(tensor, tensor_decl, sizes_of(self.spec, q, k))
             values.append(tensor)
         return tuple(values)
+
+    def widened(self, tensors: tuple[Any, ...], sizes: Sizes) -> tuple[Any, ...]:
+        """Captured tensors as a kernel takes them, of a call that was bound before."""
+        return tuple(
+            broadcast(x, decl, sizes) if 1 in x.shape else x for x, (_, decl) in zip(tensors, self.tensors, strict=True)
+        )
 
     def split(self, bound: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
         """(params, tensors) by name, as the reference takes them."""
@@ -189,7 +195,7 @@ def _out_of_range(value: Any, decl: ParamDecl) -> NoReturn:
     )
 
 
-def _broadcast(tensor: torch.Tensor, decl: TensorDecl, sizes: Sizes) -> torch.Tensor:
+def broadcast(tensor: torch.Tensor, decl: TensorDecl, sizes: Sizes) -> torch.Tensor:
     """Expand axes of extent 1 to the declared extent: stride 0, no copy. The kernel's checks see other mismatches."""
     if tensor.ndim != len(decl.dims):
         return tensor

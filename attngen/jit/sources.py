@@ -2,8 +2,8 @@
 
     <root>/v1/<toolchain>/.source-<key>.json      {"kernel_id", "sha256", "text"}
 
-The key covers the resolved spec, the target, and the contents of every file of attngen that can change the text, so an
-edited checkout or another release never meets an old text.
+The key covers the resolved spec, the target, the direction, and the contents of every file of attngen that can change
+the text, so an edited checkout or another release never meets an old text.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ log = logging.getLogger("attngen.cache")
 _APART = ("bench", "cli", "docs", "draw", "jit", "ref")
 
 
-def recall(cache: KernelCache, spec: str, target: str) -> KernelSource | None:
+def recall(cache: KernelCache, spec: str, target: str, direction: str = "forward") -> KernelSource | None:
     """The text of a spec (as JSON), if it was generated before by this very generator."""
     if not cache.persistent:
         return None
     try:
-        found = json.loads(_path(cache, spec, target).read_bytes())
+        found = json.loads(_path(cache, spec, target, direction).read_bytes())
         source = KernelSource(str(found["text"]), str(found["kernel_id"]), str(found["sha256"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return source if hashlib.sha256(source.text.encode()).hexdigest() == source.sha256 else None
 
 
-def remember(cache: KernelCache, spec: str, target: str, source: KernelSource) -> None:
+def remember(cache: KernelCache, spec: str, target: str, source: KernelSource, direction: str = "forward") -> None:
     """Keep a text; a cache that cannot be written is not worth a word here (compiling will say it)."""
     if not cache.persistent:
         return
-    path = _path(cache, spec, target)
+    path = _path(cache, spec, target, direction)
     record = {"kernel_id": source.kernel_id, "sha256": source.sha256, "text": source.text}
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -49,8 +49,8 @@ def remember(cache: KernelCache, spec: str, target: str, source: KernelSource) -
         log.info("cannot keep the generated text: %s", failure)
 
 
-def _path(cache: KernelCache, spec: str, target: str) -> Path:
-    key = hashlib.sha256(json.dumps([generator(), spec, target]).encode()).hexdigest()
+def _path(cache: KernelCache, spec: str, target: str, direction: str) -> Path:
+    key = hashlib.sha256(json.dumps([generator(), spec, target, direction]).encode()).hexdigest()
     return cache.root / "v1" / toolchain_id() / f"{SOURCE_PREFIX}{key[:32]}.json"
 
 

@@ -1,6 +1,8 @@
 """Compile one plan of a generated kernel to an object and, with a linker, to a shared library. Run as a script:
 
-    python -P worker.py kernel.py INDEX OUT_STEM TARGET OPTIONS
+    python -P worker.py kernel.py INDEX OUT_STEM TARGET OPTIONS [WANTED]
+
+WANTED, names with commas between, compiles a backward of those gradients.
 
 A process of its own because the DSL's compiler is not thread-safe and can end the process it runs in, because several
 plans compile side by side, and because this one does without torch, whose import takes longer than a compilation.
@@ -50,12 +52,15 @@ def import_kernel(path: str) -> Any:
     return module
 
 
-def compile_plan(path: str, index: int, stem: str, options: str = "") -> dict[str, str]:
-    """Compile plan `index` into `stem`.o and, with a linker, `stem`.so. Not safe in two threads at once."""
+def compile_plan(path: str, index: int, stem: str, options: str = "", wanted: tuple[str, ...] = ()) -> dict[str, str]:
+    """Compile plan `index`, or the backward of the `wanted` gradients, into `stem`.o and, with a linker, `stem`.so.
+
+    Not safe in two threads at once.
+    """
     from cutlass.cute.runtime import find_runtime_libraries
 
     module = import_kernel(path)
-    function = module.compile_plan(index, options)
+    function = module.compile_backward(index, options, wanted=wanted) if wanted else module.compile_plan(index, options)
     function.export_to_c(stem + ".o", function_name=SYMBOL)
     runtime = next((str(p) for p in find_runtime_libraries() if "cute_dsl_runtime" in str(p)), "")
     return {"file": link(stem), "runtime": runtime}
@@ -88,7 +93,7 @@ def _end_with_parent() -> None:
 
 
 def main(argv: list[str]) -> int:
-    path, index, stem, target, options = argv
+    path, index, stem, target, options, *rest = argv
     _end_with_parent()
     os.environ.setdefault("CUTE_DSL_ARCH", target)
     result: dict[str, Any]
@@ -96,7 +101,7 @@ def main(argv: list[str]) -> int:
         _without_torch(path)
         with tempfile.TemporaryDirectory(prefix="attngen-dump-") as scratch:
             os.environ["CUTE_DSL_DUMP_DIR"] = scratch
-            result = compile_plan(path, int(index), stem, options)
+            result = compile_plan(path, int(index), stem, options, tuple(rest[0].split(",")) if rest else ())
     except OSError as failure:
         result = {"error": str(failure), "errno": failure.errno or 0}
     except BaseException as failure:

@@ -187,15 +187,6 @@ def test_nan_is_found_when_asked_for(causal):
         built(causal)(q, k, v, check=True)
 
 
-def test_gradients_are_refused(causal):
-    q, k, v = inputs(causal, 1, 100, 100, 2, 2)
-    q.requires_grad_()
-    with pytest.raises(attngen.AttnError, match="grad"):
-        built(causal)(q, k, v)
-    with torch.no_grad():
-        built(causal)(q, k, v)
-
-
 def test_non_default_stream_orders_with_its_neighbours(causal):
     attn = built(causal)
     stream = torch.cuda.Stream()

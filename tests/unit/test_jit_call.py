@@ -361,20 +361,21 @@ def test_no_keys_gives_the_sink(attach: Any) -> None:
     assert o is out and not out.float().any() and (lse == 0.5).all() and not seen.calls
 
 
-def test_gradients_are_refused(attach: Any) -> None:
+def test_given_outputs_and_gradients(attach: Any) -> None:
+    """As torch's own out= functions: refused while a gradient is needed, fine without."""
     attn = attach(standin.rich().replace(tensors=(standin.BIAS.replace(grad=True),)), Recorder())
     q, k, v = qkv()
     bias = torch.zeros(2, 4)
+    outputs = {"out": torch.empty_like(q), "lse": torch.empty(2, 4, 16)}
     for grad in ("q", "v", "bias"):
         given = {"q": q, "k": k, "v": v, "bias": bias}
         given[grad] = given[grad].clone().requires_grad_()
-        with pytest.raises(AttnError, match=r"torch\.no_grad") as caught:
-            attn(**given)
-        assert caught.value.code == "E0611"
+        for name, x in outputs.items():
+            with pytest.raises(AttnError, match=r"torch\.no_grad") as caught:
+                attn(**given, **{name: x})
+            assert caught.value.code == "E0619"
         with torch.no_grad():
-            assert not attn(**given).requires_grad
-        with torch.inference_mode():
-            attn(**given)
+            assert attn(**given, **outputs) is outputs["out"]
 
 
 def test_the_other_16_bit_dtype_builds_a_twin_once(attach: Any) -> None:

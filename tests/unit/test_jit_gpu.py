@@ -238,11 +238,8 @@ def test_autocast_and_the_other_dtype(plain: Attention) -> None:
     assert agrees(plain, half, q, k, v)
 
 
-def test_gradients_and_transforms_are_refused(plain: Attention) -> None:
+def test_transforms_are_refused(plain: Attention) -> None:
     q, k, v = qkv()
-    with torch.enable_grad(), pytest.raises(AttnError) as caught:
-        plain(q.clone().requires_grad_(), k, v)
-    assert caught.value.code == "E0611"
     with pytest.raises(AttnError) as caught:
         torch.vmap(plain)(q[None], k[None], v[None])
     assert caught.value.code == "E0612"

@@ -149,18 +149,6 @@ def test_torch_compile_under_autocast(tmp_path: Path) -> None:
     assert eager.dtype is compiled.dtype is BF16 and torch.equal(eager, compiled)
 
 
-def test_compiled_code_refuses_gradients(tmp_path: Path) -> None:
-    attn = attention(standin.plain(), tmp_path)
-    torch._dynamo.reset()
-    q, k, v = qkv()
-    q.requires_grad_()
-    with pytest.raises(Exception, match=r"requires? gradients"):
-        torch.compile(lambda *x: attn(*x), fullgraph=True, backend="aot_eager")(q, k, v)
-    with pytest.raises(AttnError) as caught:
-        torch.ops.attngen.forward(attn.handle, q, k, v, [], [], [], None)
-    assert caught.value.code == "E0611"
-
-
 def test_bad_arguments_under_torch_compile(tmp_path: Path) -> None:
     attn = attention(standin.rich(tensor=False), tmp_path)
     torch._dynamo.reset()

@@ -1,0 +1,320 @@
+"""The backward of one Attention: a kernel file of its own, made and compiled when a gradient is first needed, and its
+launch; on CPU tensors the reference.
+
+A variant is a compiled set of wanted gradients: what nobody needs is not computed. Its workspace lives as long as one
+launch, and is the only memory beside the gradients that grows with the inputs.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from attngen.diag.diagnostic import AttnError, Diagnostic, error
+from attngen.ir.gradient import GradientKind
+from attngen.ir.spec import AttentionSpec
+from attngen.ir.types import Layout
+from attngen.jit import captured, contract, launch
+from attngen.jit.cache import KernelCache
+from attngen.jit.launch import Ready
+from attngen.jit.load import Loaded, Progress, load
+from attngen.jit.named import Binder
+from attngen.jit.scale import Scale, number
+from attngen.jit.shapes import sizes_of
+from attngen.source import KernelSource
+
+_F32 = torch.float32
+_QKV = ("q", "k", "v")
+#: Whether each of `Backward.names` gets its gradient.
+Wanted = tuple[bool, ...]
+Gradients = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The functions of one wanted set, a plan each, and what the file says of them."""
+
+    functions: tuple[Any, ...]
+    tile_m: tuple[int, ...]
+    workspace: tuple[int, ...]
+    limits: tuple[int, ...]
+    rows: tuple[Mapping[str, Any], ...]
+    #: Two runs may differ in their last bits.
+    varies: bool
+    loaded: Loaded | None = None
+
+
+class Backward:
+    """Gradients of `names`: q, k, v and the captured tensors that the spec declares `grad`, in order of declaration."""
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        binder: Binder,
+        scale: Scale,
+        target: str,
+        cache: KernelCache,
+        *,
+        make: Callable[[], KernelSource] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.spec = spec
+        self.learned = tuple(t.name for t in spec.tensors if t.grad)
+        self.names = (*_QKV, *self.learned)
+        self.variants: dict[Wanted, Variant] = {}
+        self._binder = binder
+        self._scale = scale
+        self._target = target
+        self._cache = cache
+        self._make = make
+        self._progress = progress
+        self._source: KernelSource | None = None
+        self._lock = threading.RLock()
+        self._bhsd = spec.layout is Layout.BHSD
+
+    # -- what is compiled ------------------------------------------------------------------------------------------
+
+    @property
+    def source(self) -> KernelSource:
+        """The generated backward file, planned and emitted at first use.
+
+        Raises: AttnError E04xx where no backward kernel serves the spec, E0505 for an Attention without a plan.
+        """
+        with self._lock:
+            if self._source is None:
+                if self._make is None:
+                    raise error(
+                        "E0505",
+                        f"`{self.spec.name}` was made from a kernel file, which has no backward",
+                        helps=("build the spec", "call it under torch.no_grad(), or detach its inputs"),
+                    )
+                try:
+                    self._source = self._make()
+                except AttnError as reasons:
+                    raise AttnError(*(_with_way_out(d) for d in reasons.diagnostics)) from reasons
+            return self._source
+
+    def wanted(self, names: Any) -> Wanted:
+        """A wanted set by names; True means all of them. Raises: AttnError E0601 for a name without a gradient."""
+        if names is True:
+            return (True,) * len(self.names)
+        chosen = [names] if isinstance(names, str) else list(names)
+        for name in chosen:
+            if name not in self.names:
+                raise error(
+                    "E0601",
+                    f"`{self.spec.name}` has no gradient of {name!r}",
+                    helps=(f"name some of {', '.join(self.names)}",),
+                )
+        return tuple(n in chosen for n in self.names)
+
+    def prepare(self, wanted: Wanted) -> Variant:
+        """The variant of a wanted set, compiled or loaded from the cache at first use.
+
+        Raises: as `source`; AttnError E0510 to E0520 (toolchain, cache), E0621 while a CUDA graph is captured.
+        """
+        found = self.variants.get(wanted)
+        if found is not None:
+            return found
+        if launch._capturing():
+            names = ", ".join(n for n, on in zip(self.names, wanted, strict=True) if on)
+            raise error(
+                "E0621",
+                f"the backward of `{self.spec.name}` for {names} is not compiled, and a CUDA graph is being captured",
+                notes=("compiling and loading code is no work of a stream: a graph cannot hold it",),
+                helps=("run forward and backward once before the capture, or call attn.compile(backward=True)",),
+            )
+        with self._lock:
+            if wanted not in self.variants:
+                self.variants[wanted] = self._variant(wanted)
+            return self.variants[wanted]
+
+    def _variant(self, wanted: Wanted) -> Variant:
+        meta = self.source.meta["backward"]
+        rows = tuple(meta["gradients"])
+        reached = {row["tensor"] for row in rows}
+        names = tuple(n for n, on in zip(self.names, wanted, strict=True) if on and (n in _QKV or n in reached))
+        loaded = None
+        if names:
+            loaded = load(self.source, self._target, self._cache, wanted=names, progress=self._progress)
+        reduced = {r["tensor"] for r in rows if r["kind"] in (GradientKind.ROW, GradientKind.ELEMENT)} | {"q"}
+        return Variant(
+            functions=loaded.functions if loaded is not None else (),
+            tile_m=tuple(int(p["tile_m"]) for p in meta["plans"]),
+            workspace=tuple(int(p["workspace_per_tile"]) for p in meta["plans"]),
+            limits=tuple(meta["limits"]),
+            rows=rows,
+            varies=not meta["deterministic"] and not reduced.isdisjoint(names),
+            loaded=loaded,
+        )
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        ready: Ready | None,
+        wanted: Wanted,
+        q: Any,
+        k: Any,
+        v: Any,
+        o: Any,
+        lse: Any,
+        do: Any,
+        dlse: Any,
+        params: tuple[Any, ...],
+        tensors: tuple[Any, ...],
+        scale: Any,
+    ) -> Gradients:
+        """Gradients of `names`, None where not wanted.
+
+        Shapes: q, k, v, o as in the call; lse (batch, heads_q, seqlen_q); `do` like o and `dlse` like lse, any strides,
+        None for zeros; `params` and `tensors` in order of declaration, the caller's own. `ready` None: the reference.
+        Results have their input's shape, dtype and, where it is dense, strides.
+        Raises: AttnError E0618 (the launch was refused), E0622 (deterministic algorithms were asked for).
+        """
+        names = frozenset(n for n, on in zip(self.names, wanted, strict=True) if on)
+        by_name = dict(zip(self._binder.tensor_names, tensors, strict=True))
+        sizes = sizes_of(self.spec, q, k)
+        value = self._scale.of(params) if scale is None else number(scale, self.spec)
+        empty = 0 in (sizes["batch"], sizes["heads_q"], sizes["heads_kv"], sizes["seqlen_q"], sizes["seqlen_kv"])
+        if ready is None or (empty and dlse is not None and self.spec.sink is not None):
+            return self._reference(names, q, k, v, o, lse, do, dlse, params, by_name, value)
+        outputs = [torch.empty_like(x) if n in names else x for n, x in zip(_QKV, (q, k, v), strict=True)]
+        found: dict[str, Any] = {n: x for n, x in zip(_QKV, outputs, strict=True) if n in names}
+        if empty:
+            found.update((n, torch.zeros_like(by_name[n], memory_format=torch.contiguous_format)) for n in self.learned)
+            for n in names.intersection(_QKV):
+                found[n].zero_()
+            return tuple(found[n] if n in names else None for n in self.names)
+        variant = self.prepare(wanted)
+        if variant.varies and torch.are_deterministic_algorithms_enabled():
+            self._varies()
+        made: list[Any] = []
+        given: list[Any] = []
+        if variant.rows:
+            made, given = captured.buffers(self.spec, variant.rows, names, by_name, sizes)
+        if variant.functions:
+            tail = (*params, *self._binder.widened(tensors, sizes)) if tensors else params
+            self._launch(ready, variant, (q, k, v, o), lse, do, dlse, outputs, value, sizes, tail, given)
+        if len(names) > len(found):
+            named = dict(zip((row[0] for row in self._binder.params), params, strict=True))
+            learned = names.difference(_QKV)
+            found.update(captured.gradients(self.spec, variant.rows, made, learned, named, by_name, sizes))
+        return tuple(found[n] if n in names else None for n in self.names)
+
+    def _launch(
+        self,
+        ready: Ready,
+        variant: Variant,
+        inputs: tuple[Any, ...],
+        lse: Any,
+        do: Any,
+        dlse: Any,
+        outputs: list[Any],
+        scale: float,
+        sizes: dict[str, int],
+        tail: tuple[Any, ...],
+        extra: list[Any],
+    ) -> None:
+        state, workers = ready
+        if launch._current_device() != state.index:
+            with torch.cuda.device(state.index):
+                return self._launch(ready, variant, inputs, lse, do, dlse, outputs, scale, sizes, tail, extra)
+        plan = 0
+        if len(variant.functions) > 1:
+            longest = max(sizes["seqlen_q"], sizes["seqlen_kv"])
+            plan = next((i for i, limit in enumerate(variant.limits) if longest <= limit), len(variant.functions) - 1)
+        tiles = -(-sizes["seqlen_q"] // variant.tile_m[plan])
+        elements = sizes["batch"] * sizes["heads_q"] * tiles * variant.workspace[plan]
+        workspace = torch.empty(elements, dtype=_F32, device=state.device)
+        if do is None:
+            do = torch.zeros_like(inputs[3])
+        elif not contract.loads_by_tma(do):
+            do = do.clone(memory_format=torch.contiguous_format)
+        if dlse is None:
+            dlse = state.zero().expand(lse.shape)
+        rest = (workspace, scale, workers, *tail, *extra)
+        wide = (*inputs, do)
+        function = variant.functions[plan]
+        try:
+            function(*wide, lse, dlse, *outputs, *rest)
+        except Exception as failure:
+            self._recover(failure, function, wide, lse, dlse, outputs, rest)
+
+    def _recover(
+        self,
+        failure: Exception,
+        function: Any,
+        wide: tuple[Any, ...],
+        lse: Any,
+        dlse: Any,
+        outputs: list[Any],
+        rest: tuple[Any, ...],
+    ) -> None:
+        """The entry point refused its arguments: launch again with tidied strides, or say why."""
+        tidy = [contract.normalized(x) for x in (*wide, *outputs)]
+        if any(new is not old for new, old in zip(tidy, (*wide, *outputs), strict=True)):
+            try:
+                function(*tidy[:5], lse, dlse, *tidy[5:], *rest)
+                return
+            except Exception as again:
+                failure = again
+        raise contract.refused(f"the backward kernel of `{self.spec.name}`", failure) from failure
+
+    def _reference(
+        self,
+        names: frozenset[str],
+        q: Any,
+        k: Any,
+        v: Any,
+        o: Any,
+        lse: Any,
+        do: Any,
+        dlse: Any,
+        params: tuple[Any, ...],
+        tensors: dict[str, Any],
+        scale: float,
+    ) -> Gradients:
+        """The blockwise reference instead of a launch, on whatever device the tensors are."""
+        from attngen.ref.backward import attention_backward
+
+        named = {row[0]: value for row, value in zip(self._binder.params, params, strict=True)}
+        do = torch.zeros_like(o) if do is None else do
+        q_, k_, v_, o_, do_ = (x.transpose(1, 2) if self._bhsd else x for x in (q, k, v, o, do))
+        with captured.autograd_allowed():
+            got = attention_backward(self.spec, q_, k_, v_, o_, lse, do_, dlse, named, tensors, scale, names)
+        found: dict[str, Any] = dict(got.captured)
+        results: tuple[tuple[str, Any, Any], ...] = (("q", q, got.dq), ("k", k, got.dk), ("v", v, got.dv))
+        for name, x, wide in results:
+            if name in names:
+                found[name] = torch.empty_like(x).copy_(wide.transpose(1, 2) if self._bhsd else wide)
+        return tuple(found[n] if n in names else None for n in self.names)
+
+    def _varies(self) -> None:
+        """Torch's convention for an operation that may differ from run to run: an error, or a warning if asked for."""
+        fault = error(
+            "E0622",
+            f"the backward of `{self.spec.name}` adds in an order that differs from run to run, and "
+            "torch.use_deterministic_algorithms(True) is on",
+            notes=("dQ, and gradients of captured tensors indexed by the query, are reduced by atomic additions",),
+            helps=(
+                "write `backward { deterministic = true }` in the spec",
+                "or allow it: torch.use_deterministic_algorithms(True, warn_only=True)",
+            ),
+        )
+        if not torch.is_deterministic_algorithms_warn_only_enabled():
+            raise fault
+        warnings.warn(str(fault), UserWarning, stacklevel=2)
+
+
+def _with_way_out(d: Diagnostic) -> Diagnostic:
+    """A reason why no backward serves a spec whose forward is served."""
+    from dataclasses import replace
+
+    way = "without gradients the call works: use torch.no_grad(), or detach q, k, v and the captured tensors"
+    return replace(d, helps=(*d.helps, way))

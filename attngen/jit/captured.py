@@ -1,0 +1,218 @@
+"""Gradients of captured tensors from what a backward kernel writes: one fp32 buffer for each entry of its `gradients`.
+
+| kind      | buffer                             | then                                                          |
+|-----------|------------------------------------|---------------------------------------------------------------|
+| `sink`    | (batch, heads_q, seqlen_q)         | through the sink's expression, by autograd                     |
+| `column`  | (batch, heads_q, seqlen_kv)        | added up where the index expressions point                    |
+| `row`     | (batch, heads_q, seqlen_q), zeroed | the same                                                       |
+| `element` | the tensor's own extents, zeroed   | is the gradient: broadcast axes have stride 0 for the kernel   |
+
+Memory O(batch heads seqlen) for the first three. Everything is summed in fp32 and rounded once, to the tensor's dtype.
+The result is deterministic where the buffers are: torch scatters by sorting. Nothing waits for the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from attngen.ir.expr import Atom
+from attngen.ir.gradient import Contribution, GradientKind
+from attngen.ir.spec import AttentionSpec
+from attngen.jit.named import broadcast
+from attngen.jit.shapes import Sizes
+from attngen.passes.gradient import gradient_form
+
+_F32 = torch.float32
+Tensor = torch.Tensor
+#: What a kernel file says of one buffer: "tensor", "kind".
+Row = Mapping[str, Any]
+
+
+def buffers(
+    spec: AttentionSpec, rows: Sequence[Row], wanted: frozenset[str], tensors: Mapping[str, Tensor], sizes: Sizes
+) -> tuple[list[Tensor], list[Tensor]]:
+    """(what `gradients` takes, what the kernel takes), one tensor a row. Of what is not wanted, a shape without memory.
+
+    `tensors` are the caller's own, axes of extent 1 not expanded.
+    """
+    device = next(iter(tensors.values())).device if tensors else None
+    made, given = [], []
+    for row in rows:
+        decl = spec.tensor(row["tensor"])
+        own = tensors[decl.name].shape
+        if decl.name not in wanted:
+            shape = extents(row, sizes) or broadcast(tensors[decl.name].detach(), decl, sizes).shape
+            made.append(torch.empty((), dtype=_F32, device=device))
+            given.append(made[-1].expand(shape))
+            continue
+        zeroed = row["kind"] in (GradientKind.ROW, GradientKind.ELEMENT)
+        make = torch.zeros if zeroed else torch.empty
+        made.append(make(extents(row, sizes) or tuple(own), dtype=_F32, device=device))
+        given.append(broadcast(made[-1], decl, sizes) if row["kind"] == GradientKind.ELEMENT else made[-1])
+    return made, given
+
+
+def extents(row: Row, sizes: Sizes) -> tuple[int, ...] | None:
+    """Shape of a buffer; None for `element`, which has the tensor's."""
+    if row["kind"] == GradientKind.ELEMENT:
+        return None
+    last = "seqlen_kv" if row["kind"] == GradientKind.COLUMN else "seqlen_q"
+    return sizes["batch"], sizes["heads_q"], sizes[last]
+
+
+def gradients(
+    spec: AttentionSpec,
+    rows: Sequence[Row],
+    made: Sequence[Tensor],
+    wanted: frozenset[str],
+    params: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    sizes: Sizes,
+) -> dict[str, Tensor]:
+    """The gradient of each wanted tensor, in its shape and dtype; zeros for one that no row names."""
+    total: dict[str, Tensor] = {}
+    reads: dict[tuple[str, str], Iterator[Contribution]] = {}
+    for row, buffer in zip(rows, made, strict=True):
+        name, kind = row["tensor"], row["kind"]
+        if name not in wanted:
+            continue
+        if kind != GradientKind.ELEMENT:
+            if (name, kind) not in reads:
+                reads[name, kind] = iter([c for c in _contributions(spec) if (c.tensor, c.kind) == (name, kind)])
+            buffer = _pulled_back(spec, next(reads[name, kind]), buffer, params, tensors, sizes)
+        total[name] = total[name] + buffer if name in total else buffer
+    return {
+        name: total[name].to(tensors[name].dtype)
+        if name in total
+        else torch.zeros(tensors[name].shape, dtype=tensors[name].dtype, device=tensors[name].device)
+        for name in sorted(wanted)
+    }
+
+
+@lru_cache(maxsize=64)
+def _contributions(spec: AttentionSpec) -> tuple[Contribution, ...]:
+    return gradient_form(spec).contributions
+
+
+def _pulled_back(
+    spec: AttentionSpec,
+    read: Contribution,
+    buffer: Tensor,
+    params: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    sizes: Sizes,
+) -> Tensor:
+    """The buffer taken through the sink, or through one read's indices, to the caller's extents (fp32)."""
+    own = tensors[read.tensor]
+    if not own.numel() or not buffer.numel():
+        return torch.zeros(own.shape, dtype=_F32, device=own.device)
+    env = environment(sizes, params, buffer.device)
+    wide = {n: broadcast(x.detach(), spec.tensor(n), sizes) for n, x in tensors.items()}
+    if read.kind is GradientKind.SINK:
+        return _through_sink(spec, read.tensor, buffer.unsqueeze(3), env, wide, own, sizes)
+    return _scattered(read, buffer.unsqueeze(2 if read.kind is GradientKind.COLUMN else 3), own, env, wide)
+
+
+def _through_sink(
+    spec: AttentionSpec,
+    name: str,
+    rows: Tensor,
+    env: dict[str, Tensor],
+    wide: dict[str, Tensor],
+    own: Tensor,
+    sizes: Sizes,
+) -> Tensor:
+    """d sink / d tensor, contracted with `rows` (batch, heads_q, seqlen_q, 1)."""
+    from attngen.ref.evaluate import evaluate
+
+    assert spec.sink is not None
+    with autograd_allowed():
+        leaf = own.detach().to(_F32).requires_grad_()
+        wide[name] = broadcast(leaf, spec.tensor(name), sizes)
+        value = evaluate(spec.sink, env, wide, dtype=_F32, clamp=True)
+        (found,) = torch.autograd.grad(torch.broadcast_to(value, rows.shape), leaf, rows)
+    return found
+
+
+def _scattered(
+    read: Contribution, pairs: Tensor, own: Tensor, env: dict[str, Tensor], wide: dict[str, Tensor]
+) -> Tensor:
+    """`pairs` (batch, heads_q, seqlen_q or 1, seqlen_kv or 1) added up where the indices of `read` point.
+
+    Indices are clamped into their tensor, as in a kernel: where they were outside, the mask drops the pair, and `pairs`
+    holds 0.
+    """
+    from attngen.ref.evaluate import evaluate
+
+    zero = torch.zeros((), dtype=torch.int64, device=pairs.device)
+    index = [
+        zero if extent == 1 else evaluate(e, env, wide, clamp=True).clamp(0, extent - 1)
+        for e, extent in zip(read.indices, own.shape, strict=True)
+    ]
+    still = [a for a in range(4) if all(i.dim() == 0 or i.shape[a] == 1 for i in index)]
+    pairs = pairs.sum(still, keepdim=True) if still else pairs
+    found = torch.zeros(own.shape, dtype=_F32, device=pairs.device)
+    if not index:
+        return found + pairs.sum()
+    # accumulating sorts, on a GPU: not where every element is met once
+    plain = {e.name for e, n in zip(read.indices, own.shape, strict=True) if isinstance(e, Atom) and n > 1}
+    once = all(
+        pairs.shape[a] == 1 or any(n in plain and pairs.shape[a] <= _extent(read, own, n) for n in names)
+        for a, names in enumerate((("b",), ("h",), ("q_idx",), ("kv_idx",)))
+    )
+    return found.index_put_(tuple(i.expand(pairs.shape) for i in index), pairs, accumulate=not once)
+
+
+def _extent(read: Contribution, own: Tensor, name: str) -> int:
+    """The extent of the tensor's axis that atom `name` indexes by itself."""
+    return max(n for e, n in zip(read.indices, own.shape, strict=True) if isinstance(e, Atom) and e.name == name)
+
+
+def environment(
+    sizes: Sizes, params: Mapping[str, Any], device: Any, start: int = 0, end: int | None = None
+) -> dict[str, Tensor]:
+    """Atoms over the block (batch, heads_q, rows start..end, seqlen_kv), each along its own axis, and params.
+
+    Scalars are filled, not copied to the device: a copy would wait, and a CUDA graph does not capture it.
+    """
+
+    def along(axis: int, values: Tensor) -> Tensor:
+        return values.view(*(-1 if i == axis else 1 for i in range(4)))
+
+    h = torch.arange(sizes["heads_q"], device=device)
+    q_idx = torch.arange(start, sizes["seqlen_q"] if end is None else end, device=device)
+    env = {
+        "b": along(0, torch.arange(sizes["batch"], device=device)),
+        "h": along(1, h),
+        "h_kv": along(1, h // max(1, sizes["heads_q"] // max(1, sizes["heads_kv"]))),
+        "q_idx": along(2, q_idx),
+        "q_pos": along(2, q_idx + (sizes["seqlen_kv"] - sizes["seqlen_q"])),
+        "kv_idx": along(3, torch.arange(sizes["seqlen_kv"], device=device)),
+    }
+    for name in ("seqlen_q", "seqlen_kv", "heads_q", "heads_kv", "batch"):
+        env[name] = torch.full((), sizes[name], device=device)
+    for name, value in params.items():
+        kind = {bool: torch.bool, int: torch.int64}.get(type(value), torch.float64)
+        env[name] = torch.full((), value, dtype=kind, device=device)
+    return env
+
+
+@contextmanager
+def autograd_allowed() -> Iterator[None]:
+    """Gradients as in plain eager code: inside an operator's body too, where torch leaves autograd out, and whatever
+    autocast is on.
+    """
+    excluded = torch._C._dispatch_tls_local_exclude_set() & torch._C._after_autograd_keyset
+    with (
+        torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cuda", enabled=False),
+        torch.autocast("cpu", enabled=False),
+    ):
+        yield
