@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import ptxcheck
 from ptxcheck import ops_flow
-from ptxcheck.machine import _ALL, _NONE, FULL, Signal, Warp
+from ptxcheck.machine import _ALL, _NONE, CONVERGE, FULL, Block, Part, Signal, Warp
 from ptxcheck.ptx import Addr, Inst, Kernel, Module, Neg, Operand, Pair, Reg, TensorAddr, Vec
 from ptxcheck.table import (
     ASYNC_REGISTERS,
@@ -145,6 +145,10 @@ def _guarded(step: Step, k: int, negated: bool) -> Step:
             return None
         if held == _ALL:
             return step(w, FULL)
-        return step(w, p)
+        r = step(w, p)
+        # Lanes whose guard is false do not wait with the others.
+        if (r is CONVERGE or r.__class__ is Block) and held != m.tobytes():
+            return Part(r, p)
+        return r
 
     return run
