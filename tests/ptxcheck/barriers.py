@@ -90,7 +90,7 @@ class Barriers:
             return None
         if actor.chain in b.known:
             return b
-        if actor.has_seen(*b.init) and (not actor.is_async or actor.has_fenced(*b.init)):
+        if actor.has_seen(*b.init) and (not actor.is_async or actor.generic or actor.has_fenced(*b.init)):
             b.known.add(actor.chain)
             return b
         want = (

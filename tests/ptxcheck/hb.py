@@ -101,6 +101,7 @@ class Actor:
         "chain",
         "epoch",
         "fenced",
+        "generic",
         "got",
         "hb",
         "init_chain",
@@ -123,6 +124,7 @@ class Actor:
         self.seen = seen
         self.fenced = fenced
         self.is_async = is_async
+        self.generic = False  # an asynchronous operation that works through the generic proxy (cp.async, st.async)
         self.site: Any = None
         self.published: Clock | None = None  # what relaxed writes release
         self.got: Clock | None = None  # what relaxed reads will have acquired at the next fence
@@ -228,7 +230,14 @@ class History:
         actor.epoch += 1
 
     # ---- asynchronous operations ---------------------------------------------------------------------------------
-    def fork(self, warps: Actor | Sequence[Actor], site: Any, channel: Channel | None = None, label: str = "") -> Actor:
+    def fork(
+        self,
+        warps: Actor | Sequence[Actor],
+        site: Any,
+        channel: Channel | None = None,
+        label: str = "",
+        generic: bool = False,
+    ) -> Actor:
         """An asynchronous operation issued now by a warp, or by all of `warps` together (the meet of their clocks)."""
         group = [warps] if isinstance(warps, Actor) else list(warps)
         first = group[0]
@@ -247,6 +256,7 @@ class History:
             chain, epoch = channel.chain, channel.epoch
         op = Actor(self, label or f"{first.label} (asynchronous)", chain, epoch, self.fit(seen), self.fit(fenced), True)
         op.site = site
+        op.generic = generic
         return op
 
     def carry(self, op: Actor, warp: Actor) -> None:

@@ -66,7 +66,7 @@ def cp_async(b: Build, i: Inst) -> Step:
         else:
             v = np.broadcast_to(source(w), (32,))[m]
             used = np.where(v, 0, size) if ignore else np.minimum(v.astype(np.int64), size)
-        actor = history.fork(w.clock, i, copies.channel, f"{w.clock.label} (cp.async)")
+        actor = history.fork(w.clock, i, copies.channel, f"{w.clock.label} (cp.async)", generic=True)
         cta = w.cta
 
         def effect() -> None:
@@ -154,7 +154,7 @@ def cp_async_arrive(b: Build, i: Inst) -> Step:
                 found = cta.barriers.get(at, w.clock, "arrived on")
                 if found is not None:
                     found.pending += lanes.size
-            actor = history.fork(w.clock, i, c.channel, f"{w.clock.label} (cp.async)")
+            actor = history.fork(w.clock, i, c.channel, f"{w.clock.label} (cp.async)", generic=True)
             _later(w, i, cta, at, int(lanes.size), actor, earlier)
         return None
 
@@ -192,7 +192,7 @@ def st_async(b: Build, i: Inst) -> Step:
         cta = owner(w, to)
         if owner(w, signal) is not cta:
             w.fault("bad-operand", "the data and the mbarrier lie in different CTAs")
-        actor = w.machine.history.fork(w.clock, i, None, f"{w.clock.label} ({i.mods[0]}.async)")
+        actor = w.machine.history.fork(w.clock, i, None, f"{w.clock.label} ({i.mods[0]}.async)", generic=True)
         phase = cta.barriers.issue(signal & OFFSET_MASK, nbytes)
         at = np.array([to & OFFSET_MASK])
 
