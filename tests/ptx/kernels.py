@@ -39,6 +39,7 @@ and.b32 %r3, %r0, 31;
 {body}
 ret;
 }}
+.file 1 "kernel.py"
 """
 
 

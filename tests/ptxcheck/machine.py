@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ptxcheck.barriers import Barriers
-from ptxcheck.counters import Counters
+from ptxcheck.counters import Counters, instrumented
 from ptxcheck.global_memory import Global
 from ptxcheck.hb import Channel, History
 from ptxcheck.memory import SHARED_LIMIT, Shared
@@ -154,6 +154,7 @@ class Machine:
         global_: Global | None = None,
         report: Report | None = None,
         unsafe: int = 0,
+        relaxed: Collection[str] = (),
     ) -> None:
         # Both know machines.
         from ptxcheck.layout import shared_layout, shared_shift
@@ -165,6 +166,8 @@ class Machine:
         self.rng = random.Random(seed)
         self.report = Report() if report is None else report
         self.counters: Counters | None = self.report.counters
+        if self.counters is not None:
+            self.program = program = instrumented(program, self.counters)
         self.history = History()
         self.async_ = AsyncQueue(self.rng)
         self.waiting: deque[tuple[int, int, int]] = deque()  # clusters that have not started
@@ -179,6 +182,7 @@ class Machine:
         self.shared_names, self.shared_size = shared_layout(program, dynamic_shared)
         self.grid_chain = self.history.chain("the preceding launch")
         self.unsafe = unsafe
+        self.relaxed = frozenset(relaxed)  # rules, or whole kinds of faults, that are not asked for
         self.global_ = Global() if global_ is None else global_
         for v in program.module.globals_.values():
             if v.space in ("global", "const"):
@@ -205,6 +209,8 @@ class Machine:
 
     def note(self, kind: str, message: str, where: str = "", other_where: str = "", key: tuple[str, ...] = ()) -> None:
         """Take a fault down."""
+        if kind in self.relaxed:
+            return
         self.report.fault(kind, message, where, other_where, key)
 
     def abandon(self) -> None:

@@ -304,7 +304,7 @@ def _can_run(warp: Warp) -> bool:
 
 def describe(warp: Warp, fragment: Any) -> str:
     """One line: where a fragment is and what it waits for."""
-    pc = fragment.pc - 1 if fragment.wait is not None else fragment.pc
+    pc = fragment.pc - 1 if fragment.wait is not None or fragment.idle else fragment.pc
     insts = warp.program.kernel.insts
     where = insts[pc].where if 0 <= pc < len(insts) else "the end"
     why = (
