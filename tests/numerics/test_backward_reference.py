@@ -323,6 +323,27 @@ def test_kept_keys_of_score_minus_infinity_next_to_a_pole() -> None:
     assert found.captured["bias"][0, 0, 5, 3] == 0 and found.captured["bias"][0, 0, 5, 2] != 0
 
 
+def test_rows_that_a_kernel_took_for_empty() -> None:
+    """A kernel counts scores that fp32 does not resolve as -inf: LSE is -inf beside finite scores, and decides."""
+    s = make("causal", "alibi", "per_head")
+    q, k, v = qkv(s, 2, 37, 41, 4, 2)
+    t = tensors_for(s, 2, 37, 41, 4)
+    out = dense.attention(s, q, k, v, VALUES, t)
+    do, empty = torch.ones_like(out.o), torch.zeros(2, 4, 37, dtype=torch.bool)
+    empty[:, 1, ::3] = True
+    rows = empty.transpose(1, 2).unsqueeze(-1)
+    o, lse = out.o.masked_fill(rows, 0.0), out.lse.masked_fill(empty, -torch.inf)
+    found = attention_backward(s, q, k, v, o, lse, do, out.lse, VALUES, t)
+    assert all(torch.isfinite(g).all() for g in flat(tuple(found)))
+    assert not found.dq.masked_select(rows).any() and found.dq.masked_select(~rows).any()
+    # as if those rows had no gradient
+    without = attention_backward(
+        s, q, k, v, out.o, out.lse, do.masked_fill(rows, 0.0), out.lse.masked_fill(empty, 0.0), VALUES, t
+    )
+    for a, b in zip(flat(tuple(found)), flat(tuple(without)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
 NAMES = ("q", "k", "v", "slopes", "sinks")
 
 
