@@ -53,6 +53,13 @@ def registers(operand: Operand) -> Iterator[str]:
             yield from registers(operand.offsets)
 
 
+def _writes_first(i: Inst) -> bool:
+    """Whether the first operand is a destination and nothing else; single operands and addresses are sources."""
+    return (
+        len(i.ops) > 1 and not isinstance(i.ops[0], Addr | TensorAddr) and i.mods[0] not in ("wgmma", "bar", "barrier")
+    )
+
+
 class Program:
     """One kernel of a module. `steps[pc](warp, mask)` executes an instruction."""
 
@@ -111,12 +118,17 @@ class Program:
         return self._params[name].offset
 
     def sources(self, pc: int) -> list[int]:
-        """Numbers of the registers an instruction names, guard included."""
+        """Numbers of the registers that an instruction reads, guard and accumulators included."""
         i = self.kernel.insts[pc]
-        names = [n for o in i.ops for n in registers(o)]
+        names = [n for o in (i.ops[1:] if _writes_first(i) else i.ops) for n in registers(o)]
         if i.guard is not None:
             names.append(i.guard[0].name)
         return [self.numbers[n] for n in names]
+
+    def targets(self, pc: int) -> list[int]:
+        """Numbers of the registers that an instruction only writes."""
+        i = self.kernel.insts[pc]
+        return [self.numbers[n] for n in registers(i.ops[0])] if _writes_first(i) else []
 
     def _step(self, i: Inst) -> Step:
         builder = lookup(i.op)

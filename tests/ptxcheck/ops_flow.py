@@ -17,11 +17,13 @@ def fall_off(w: Warp, m: Array) -> Signal:
 @op("ret", "exit")
 def ret(b: Build, i: Inst) -> Step:
     """In an entry function both end the lanes that execute them; under a guard the others go on."""
-    end = len(b.kernel.insts)
 
     def run(w: Warp, m: Array) -> Signal:
         rest = w.running.mask & ~m
-        return Scatter([(w.pc + 1, rest), (end, m)]) if rest.any() else EXIT
+        if not rest.any():
+            return EXIT
+        w.alive = w.alive & ~m
+        return Scatter([(w.pc + 1, rest)])
 
     return run
 

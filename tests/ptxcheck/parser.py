@@ -173,7 +173,7 @@ class _Operands:
 
     def _parse(self, t: str, scope: _Scope) -> Operand:
         head = t[:1]
-        if head == "{":
+        if head in ("{", "("):
             return Vec(tuple(self.parse(x, scope) for x in _split(t[1:-1])))
         if head == "[":
             return self._address(t[1:-1].strip(), scope)

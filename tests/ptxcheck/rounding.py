@@ -119,7 +119,7 @@ class Format:
         nan = np.isnan(x)
         negative = np.signbit(x) & ~nan
         a = np.where(nan | np.isinf(x), 0.0, np.abs(x))
-        e = np.maximum(np.frexp(np.where(a == 0, 1.0, a))[1] - 1, self.least)
+        e = np.where(a == 0, self.least, np.maximum(np.frexp(a)[1] - 1, self.least))
         n = np.ldexp(a, self.mantissa - e)
         away = {"rp": ~negative, "rm": negative}.get(mode)
         if mode == "rn":

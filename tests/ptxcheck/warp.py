@@ -101,6 +101,14 @@ class Poison:
     def __init__(self, reason: str, op: Inst, value: Array | None = None) -> None:
         self.reason, self.op, self.value = reason, op, value
 
+    def settle(self, warp: Warp, pc: int) -> bool:
+        """Whether the register may be read after all by the instruction at `pc`; then it holds its value now."""
+        return False
+
+    def moved(self, warp: Warp, value: Array, to: int | None = None) -> Poison | None:
+        """What stands in register `to` that a `mov` made from this one; None if a `mov` is a use like any other."""
+        return None
+
 
 class Fragment:
     """Lanes of a warp at one pc. `wait`: the Block it sits in. `parked`: waits at its pc for other lanes. `idle`: had
@@ -164,8 +172,32 @@ class Warp:
         name = self.program.names[k]
         self.fault("register-in-flight", f"{name} is {how} while {p.reason} (issued at {p.op.where})")
 
-    def _bad_register(self) -> None:
-        """A step met None or Poison in a register: say which."""
+    def _settle(self, mask: Array, pc: int) -> int | None:
+        """A step met a register in flight. Where that is allowed: the pc to go on at, this one again or the next."""
+        sources = self.program.sources(pc)
+        found = [(k, v) for k in sources if isinstance(v := self.regs[k], Poison)]
+        if not found:
+            return None
+        if all(v.settle(self, pc) for _, v in found):
+            return pc
+        targets = self.program.targets(pc)
+        found = [(k, v) for k, v in found if k not in targets]
+        if self.program.kernel.insts[pc].mods[0] != "mov" or not found or found[0][1].moved(self, LANES) is None:
+            return None
+        # Compilers pack and rename such registers before the wait: the copy is in flight as its source is.
+        for k, v in found:
+            self.regs[k] = v.value
+        self.program.steps[pc](self, mask)
+        for k, v in found:
+            self.regs[k] = v
+        for k in targets:
+            self.regs[k] = found[0][1].moved(self, self.regs[k], k)
+        return pc + 1
+
+    def _bad_register(self, error: Exception) -> None:
+        """A step met None or Poison where it wanted an array: say which register it is."""
+        if "NoneType" not in str(error) and "Poison" not in str(error):
+            return
         for k in self.program.sources(self.pc):
             v = self.regs[k]
             if v is None:
@@ -225,9 +257,16 @@ class Warp:
 
     def step(self, limit: int = 100) -> int:
         """Run up to `limit` instructions of one fragment. Returns how many ran; 0 if every fragment waits."""
-        frag = self.pick()
-        if frag is None:
-            return 0
+        while True:
+            frag = self.pick()
+            if frag is None:
+                return 0
+            n = self._run(frag, limit)
+            if n:
+                return n
+
+    def _run(self, frag: Fragment, limit: int) -> int:
+        """Run a fragment until it waits, meets another, or has had its turn; 0 if it only found lanes missing."""
         frag.idle = False
         self.running = frag
         steps = self.program.steps
@@ -257,9 +296,14 @@ class Warp:
             if others:
                 frag.idle = True  # fairness: lanes elsewhere may hold what these poll for
             return n
-        except (AttributeError, TypeError):
-            self._bad_register()
-            raise
+        except (AttributeError, TypeError) as error:
+            after = self._settle(mask, pc)
+            if after is None:
+                self._bad_register(error)
+                raise
+            frag.pc = after
+            self._unpark()
+            return max(n, 1)
         finally:
             quiet.__exit__()
             self.executed += n
