@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,8 @@ from attngen.jit.shapes import sizes_of
 from attngen.source import KernelSource
 
 _F32 = torch.float32
+_empty_like = torch.empty_like
+_deterministic = torch.are_deterministic_algorithms_enabled
 _QKV = ("q", "k", "v")
 #: Whether each of `Backward.names` gets its gradient.
 Wanted = tuple[bool, ...]
@@ -43,7 +45,10 @@ class Variant:
     tile_m: tuple[int, ...]
     workspace: tuple[int, ...]
     limits: tuple[int, ...]
+    #: Entries of the file's `gradients`.
     rows: tuple[Mapping[str, Any], ...]
+    #: Wanted captured tensors.
+    learned: frozenset[str]
     #: Two runs may differ in their last bits.
     varies: bool
     loaded: Loaded | None = None
@@ -149,6 +154,7 @@ class Backward:
             workspace=tuple(int(p["workspace_per_tile"]) for p in meta["plans"]),
             limits=tuple(meta["limits"]),
             rows=rows,
+            learned=frozenset(n for n, on in zip(self.names, wanted, strict=True) if on and n not in _QKV),
             varies=not meta["deterministic"] and not reduced.isdisjoint(names),
             loaded=loaded,
         )
@@ -177,35 +183,33 @@ class Backward:
         Results have their input's shape, dtype and, where it is dense, strides.
         Raises: AttnError E0618 (the launch was refused), E0622 (deterministic algorithms were asked for).
         """
-        names = frozenset(n for n, on in zip(self.names, wanted, strict=True) if on)
-        by_name = dict(zip(self._binder.tensor_names, tensors, strict=True))
-        sizes = sizes_of(self.spec, q, k)
         value = self._scale.of(params) if scale is None else number(scale, self.spec)
-        empty = 0 in (sizes["batch"], sizes["heads_q"], sizes["heads_kv"], sizes["seqlen_q"], sizes["seqlen_kv"])
-        if ready is None or (empty and dlse is not None and self.spec.sink is not None):
-            return self._reference(names, q, k, v, o, lse, do, dlse, params, by_name, value)
-        outputs = [torch.empty_like(x) if n in names else x for n, x in zip(_QKV, (q, k, v), strict=True)]
-        found: dict[str, Any] = {n: x for n, x in zip(_QKV, outputs, strict=True) if n in names}
-        if empty:
-            found.update((n, torch.zeros_like(by_name[n], memory_format=torch.contiguous_format)) for n in self.learned)
-            for n in names.intersection(_QKV):
-                found[n].zero_()
-            return tuple(found[n] if n in names else None for n in self.names)
-        variant = self.prepare(wanted)
-        if variant.varies and torch.are_deterministic_algorithms_enabled():
+        if ready is None or not (q.numel() and k.numel()):
+            return self._without_launch(wanted, q, k, v, o, lse, do, dlse, params, tensors, value)
+        variant = self.variants.get(wanted) or self.prepare(wanted)
+        if variant.varies and _deterministic():
             self._varies()
-        made: list[Any] = []
-        given: list[Any] = []
-        if variant.rows:
-            made, given = captured.buffers(self.spec, variant.rows, names, by_name, sizes)
-        if variant.functions:
-            tail = (*params, *self._binder.widened(tensors, sizes)) if tensors else params
-            self._launch(ready, variant, (q, k, v, o), lse, do, dlse, outputs, value, sizes, tail, given)
-        if len(names) > len(found):
-            named = dict(zip((row[0] for row in self._binder.params), params, strict=True))
-            learned = names.difference(_QKV)
-            found.update(captured.gradients(self.spec, variant.rows, made, learned, named, by_name, sizes))
-        return tuple(found[n] if n in names else None for n in self.names)
+        # Where the input is dense its strides are the gradient's: no copy on its way through a transposed view.
+        dq, dk, dv = (_empty_like(x) if on else x for x, on in zip((q, k, v), wanted, strict=False))
+        sizes = sizes_of(self.spec, q, k)
+        tail = (*params, *self._binder.widened(tensors, sizes)) if tensors else params
+        call = (ready, variant, (q, k, v, o), lse, do, dlse, (dq, dk, dv), value, sizes, tail)
+        found: dict[str, Any] = {}
+        if not (variant.rows or variant.learned):
+            self._launch(*call, ())
+        else:
+            by_name = dict(zip(self._binder.tensor_names, tensors, strict=True))
+            made, given = captured.buffers(self.spec, variant.rows, variant.learned, by_name, sizes)
+            if variant.functions:
+                self._launch(*call, given)
+            named = self._named(params)
+            found = captured.gradients(self.spec, variant.rows, made, variant.learned, named, by_name, sizes)
+        return (
+            dq if wanted[0] else None,
+            dk if wanted[1] else None,
+            dv if wanted[2] else None,
+            *map(found.get, self.learned),
+        )
 
     def _launch(
         self,
@@ -215,11 +219,11 @@ class Backward:
         lse: Any,
         do: Any,
         dlse: Any,
-        outputs: list[Any],
+        outputs: tuple[Any, ...],
         scale: float,
         sizes: dict[str, int],
         tail: tuple[Any, ...],
-        extra: list[Any],
+        extra: Sequence[Any],
     ) -> None:
         state, workers = ready
         if launch._current_device() != state.index:
@@ -237,7 +241,7 @@ class Backward:
         elif not contract.loads_by_tma(do):
             do = do.clone(memory_format=torch.contiguous_format)
         if dlse is None:
-            dlse = state.zero().expand(lse.shape)
+            dlse = state.zeros(lse.shape)
         rest = (workspace, scale, workers, *tail, *extra)
         wide = (*inputs, do)
         function = variant.functions[plan]
@@ -253,7 +257,7 @@ class Backward:
         wide: tuple[Any, ...],
         lse: Any,
         dlse: Any,
-        outputs: list[Any],
+        outputs: tuple[Any, ...],
         rest: tuple[Any, ...],
     ) -> None:
         """The entry point refused its arguments: launch again with tidied strides, or say why."""
@@ -266,9 +270,9 @@ class Backward:
                 failure = again
         raise contract.refused(f"the backward kernel of `{self.spec.name}`", failure) from failure
 
-    def _reference(
+    def _without_launch(
         self,
-        names: frozenset[str],
+        wanted: Wanted,
         q: Any,
         k: Any,
         v: Any,
@@ -277,23 +281,31 @@ class Backward:
         do: Any,
         dlse: Any,
         params: tuple[Any, ...],
-        tensors: dict[str, Any],
+        tensors: tuple[Any, ...],
         scale: float,
     ) -> Gradients:
-        """The blockwise reference instead of a launch, on whatever device the tensors are."""
+        """The blockwise reference instead of a launch, on whatever device the tensors are: on the CPU, and where there
+        are no rows, keys, heads or batch. An LSE without keys still is the sink's, whose gradient it passes on.
+        """
         from attngen.ref.backward import attention_backward
 
-        named = {row[0]: value for row, value in zip(self._binder.params, params, strict=True)}
+        names = frozenset(n for n, on in zip(self.names, wanted, strict=True) if on)
+        by_name = dict(zip(self._binder.tensor_names, tensors, strict=True))
         do = torch.zeros_like(o) if do is None else do
         q_, k_, v_, o_, do_ = (x.transpose(1, 2) if self._bhsd else x for x in (q, k, v, o, do))
         with captured.autograd_allowed():
-            got = attention_backward(self.spec, q_, k_, v_, o_, lse, do_, dlse, named, tensors, scale, names)
+            got = attention_backward(
+                self.spec, q_, k_, v_, o_, lse, do_, dlse, self._named(params), by_name, scale, names
+            )
         found: dict[str, Any] = dict(got.captured)
         results: tuple[tuple[str, Any, Any], ...] = (("q", q, got.dq), ("k", k, got.dk), ("v", v, got.dv))
         for name, x, wide in results:
             if name in names:
                 found[name] = torch.empty_like(x).copy_(wide.transpose(1, 2) if self._bhsd else wide)
         return tuple(found[n] if n in names else None for n in self.names)
+
+    def _named(self, params: tuple[Any, ...]) -> dict[str, Any]:
+        return {row[0]: value for row, value in zip(self._binder.params, params, strict=True)}
 
     def _varies(self) -> None:
         """Torch's convention for an operation that may differ from run to run: an error, or a warning if asked for."""

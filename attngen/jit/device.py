@@ -34,6 +34,7 @@ class DeviceState:
         self.scratch: dict[tuple[int, ...], Any] = {}
         self._pool: Any = None
         self._zero: Any = None
+        self._zeros: dict[Any, Any] = {}
         self._used = 0
         self._lock = threading.Lock()
 
@@ -68,11 +69,16 @@ class DeviceState:
             return torch.zeros(1, dtype=torch.int32, device=self.device)  # zeroed again by every replay
         return self._take()
 
-    def zero(self) -> Any:
-        """One fp32 zero: the gradient of an LSE that nobody used, expanded."""
-        if self._zero is None:  # the first call of all is being captured
-            return torch.zeros((), dtype=torch.float32, device=self.device)
-        return self._zero
+    def zeros(self, shape: Any) -> Any:
+        """fp32 zeros without memory, all strides 0: the gradient of an LSE that nobody used."""
+        found = self._zeros.get(shape)
+        if found is None:
+            if self._zero is None:  # the first call of all is being captured
+                return torch.zeros((), dtype=torch.float32, device=self.device).expand(shape)
+            if len(self._zeros) >= SCRATCH_SHAPES:
+                self._zeros.clear()
+            found = self._zeros[shape] = self._zero.expand(shape)
+        return found
 
     def _take(self) -> Any:
         with self._lock:

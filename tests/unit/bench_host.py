@@ -4,6 +4,7 @@
 
 Prints microseconds a call (the best of several runs), and of that the two or one allocations, which any implementation
 pays. Add the TVM-FFI call (6.5 us with its launch) for the cost on a GPU machine. Not collected by pytest.
+The last lines are calls that need gradients, and whole steps (forward, then `backward` of a given gradient).
 """
 
 from __future__ import annotations
@@ -13,19 +14,25 @@ import timeit
 from pathlib import Path
 from typing import Any
 
+import backward_standin
 import jit_standin as standin
 import torch
 
-from attngen.jit import launch
-from attngen.jit.cache import KernelCache
+from attngen.jit import backward, launch
+from attngen.jit.cache import Entry, KernelCache
 from attngen.jit.device import DeviceState
 from attngen.jit.kernel import Attention
+from attngen.jit.load import Loaded
 
 
 def stubbed(spec: Any, function: Any, plans: int = 1, limits: tuple[int, ...] = ()) -> Attention:
     """An Attention whose launches on CPU tensors call `function` as a kernel's entry point."""
     source = standin.source(spec, plans=plans, limits=limits)
-    attention = Attention(spec, source, "sm_90a", KernelCache(Path(tempfile.gettempdir()) / "attngen-bench"))
+    cache = KernelCache(Path(tempfile.gettempdir()) / "attngen-bench")
+    file = backward_standin.source(spec)
+    attention = Attention(spec, source, "sm_90a", cache, backward=lambda: file)
+    loaded = Loaded((function,), Entry(Path(), Path(), ()), 0.0)
+    backward.load = lambda *_, **__: loaded  # type: ignore[assignment]
     launch._current_device, launch._raw_stream, launch._capturing = lambda: -1, lambda index: 0, lambda: False
     attention.launcher.functions = (function,) * plans
     attention.launcher.ready[-1] = (DeviceState(-1, 132), 132)
@@ -56,9 +63,31 @@ def main() -> None:
     }
     with torch.no_grad():
         for name, call in cases.items():
-            call()
-            best = min(timeit.repeat(call, number=20000, repeat=5)) / 20000 * 1e6
-            print(f"{best:6.2f} us  {name}")
+            measure(name, call, 20000)
+    x = [t.clone().requires_grad_() for t in (q, k, k)]
+    named = {"window": 64, "bias": bias.clone().requires_grad_()}
+    learned = stubbed(standin.rich().replace(tensors=(standin.BIAS.replace(grad=True),)), nothing)
+    do = torch.ones_like(q)
+    node = plain(*x).grad_fn
+    cases = {
+        "with gradients": lambda: plain(*x),
+        "with gradients, return_lse=True": lambda: plain(*x, return_lse=True),
+        "with gradients, three params, one tensor": lambda: learned(*x, **named),
+        "forward and backward": lambda: torch.autograd.grad(plain(*x), x, do),
+        "forward and backward, gradient of the tensor too": lambda: torch.autograd.grad(
+            learned(*x, **named), (*x, named["bias"]), do
+        ),
+        "   the backward's own function": lambda: node(do),
+        "   torch.empty_like(q), three times": lambda: [torch.empty_like(t) for t in x],
+    }
+    for name, call in cases.items():
+        measure(name, call, 5000)
+
+
+def measure(name: str, call: Any, number: int) -> None:
+    call()
+    best = min(timeit.repeat(call, number=number, repeat=5)) / number * 1e6
+    print(f"{best:6.2f} us  {name}")
 
 
 if __name__ == "__main__":
