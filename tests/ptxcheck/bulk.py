@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ptxcheck.hb import ASYNC, STRONG, Actor, Channel
+from ptxcheck.hb import ASYNC, STRONG, Actor
 from ptxcheck.memory import OFFSET_MASK, RANK_SHIFT
 from ptxcheck.sched import AsyncOp
 from ptxcheck.tma import Region, TensorMap
@@ -37,29 +37,32 @@ class Signal:
         self.cta.barriers.complete_tx(self.offset, self.nbytes, actor, self.phase)
 
 
-#: The reading and the writing half of a copy out of shared memory.
-Stages: TypeAlias = "tuple[AsyncOp, AsyncOp]"
-
-
-def fork(w: Warp, site: Inst, channel: Channel | None = None) -> Actor:
+def fork(w: Warp, site: Inst) -> Actor:
     """A copy that this warp issues now, as an actor."""
-    return w.machine.history.fork(w.clock, site, channel, f"{w.clock.label} ({'.'.join(site.mods[:4])})")
+    return w.machine.history.fork(w.clock, site, None, f"{w.clock.label} ({'.'.join(site.mods[:4])})")
+
+
+class Stages(NamedTuple):
+    """A copy out of shared memory: its reading half and its writing half, as operations and as actors."""
+
+    read: AsyncOp
+    write: AsyncOp
+    reader: Actor
+    writer: Actor
 
 
 class BulkGroups:
     """The bulk groups of one thread: copies out of shared memory, waited for in the order of their commits."""
 
-    def __init__(self, cta: Cta, label: str) -> None:
-        self.reads = cta.channel(f"{label} (bulk copies' reads)")
-        self.writes = cta.channel(f"{label} (bulk copies' writes)")
+    def __init__(self) -> None:
         self.open: list[Stages] = []
-        self.groups: list[tuple[list[Stages], int, int]] = []  # copies; both channels' epochs
+        self.groups: list[list[Stages]] = []
 
     def commit(self) -> None:
-        self.groups.append((self.open, self.reads.epoch, self.writes.epoch))
+        self.groups.append(self.open)
         self.open = []
 
-    def waiting(self, keep: int) -> list[tuple[list[Stages], int, int]]:
+    def waiting(self, keep: int) -> list[list[Stages]]:
         """The groups that a wait for all but `keep` waits for."""
         return self.groups[: max(len(self.groups) - keep, 0)]
 

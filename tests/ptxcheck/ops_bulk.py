@@ -1,21 +1,21 @@
 """cp.async.bulk, cp.reduce.async.bulk, their tensor forms, prefetches, and bulk groups.
 
 PTX ISA, "cp.async.bulk", "cp.reduce.async.bulk", "cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor",
-"cp.async.bulk.commit_group", "cp.async.bulk.wait_group". Every active lane makes a copy of its own. Cache hints and
-prefetches have no effect here. Not modelled, and refused: im2col, gather and scatter modes, byte masks; not modelled,
-and not seen: the tensormap proxy, where a kernel changes a map in memory.
+"cp.async.bulk.commit_group", "cp.async.bulk.wait_group". Every active lane makes a copy of its own; but where lanes of
+a warp store the same bytes to the same place, as generated code does, it is one copy that belongs to them all. Cache
+hints and prefetches have no effect here. Not modelled, and refused: im2col, gather and scatter modes, byte masks; not
+modelled, and not seen: the tensormap proxy, where a kernel changes a map in memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ptxcheck import bulk
-from ptxcheck.bulk import UNIT, BulkGroups, Reduce, Signal, Sink, Source, fork, split_address
-from ptxcheck.hb import Actor
+from ptxcheck.bulk import UNIT, BulkGroups, Reduce, Signal, Sink, Source, Stages, fork, split_address
 from ptxcheck.machine import Block, Cta, Warp
 from ptxcheck.machine import Signal as Outcome
 from ptxcheck.ptx import Imm, Inst, Operand, TensorAddr
@@ -177,17 +177,24 @@ def _copy_in(b: Build, i: Inst, reduce: Reduce | None) -> Step:
 # ---- out of shared memory, waited for by groups
 
 
-def _put(w: Warp, i: Inst, lane: int, source: Source, sink: Sink) -> None:
-    groups = _all_groups(w).get(lane)
-    if groups is None:
-        groups = _all_groups(w)[lane] = BulkGroups(w.cta, f"{w.clock.label} lane {lane}")
-    reader, writer = fork(w, i, groups.reads), fork(w, i, groups.writes)
+def _put(w: Warp, i: Inst, source: Source, sink: Sink) -> Stages:
+    reader, writer = fork(w, i), fork(w, i)
     held: list[Array] = []
     first = AsyncOp(i, w, lambda: held.append(source(reader)))
     second = AsyncOp(i, w, lambda: sink(writer, held.pop()), lambda: first.done)
-    groups.open.append((first, second))
     w.machine.async_.submit(first)
     w.machine.async_.submit(second)
+    return Stages(first, second, reader, writer)
+
+
+def _puts(w: Warp, mask: Array, reduces: bool, key: Callable[[int], Any], put: Callable[[int], Stages]) -> None:
+    """One copy for each lane, or for all lanes with the same `key` where that makes no difference."""
+    made: dict[Any, Stages] = {}
+    for lane in _lanes(mask):
+        k = lane if reduces else key(lane)
+        if k not in made:
+            made[k] = put(lane)
+        _all_groups(w).setdefault(lane, BulkGroups()).open.append(made[k])
 
 
 def _copy_out(b: Build, i: Inst, reduce: Reduce | None) -> Step:
@@ -195,12 +202,14 @@ def _copy_out(b: Build, i: Inst, reduce: Reduce | None) -> Step:
     size = _scalar(b, i.ops[2], "u32")
 
     def step(w: Warp, mask: Array) -> Outcome:
-        for lane in _lanes(mask):
+        def put(lane: int) -> Stages:
             to, n = dst(w, lane), size(w, lane)
             at = _range(w, src(w, lane), n, "the source") & bulk.OFFSET_MASK
             sink = bulk.to_global(w.machine, _range(w, to, n, "the destination"), reduce)
-            _put(w, i, lane, bulk.from_shared(w.cta, at), sink)
             _count(w, to, n)
+            return _put(w, i, bulk.from_shared(w.cta, at), sink)
+
+        _puts(w, mask, reduce is not None, lambda lane: (dst(w, lane), src(w, lane), size(w, lane)), put)
         return None
 
     return step
@@ -292,12 +301,14 @@ def _tensor_out(b: Build, i: Inst, operation: str | None) -> Step:
     tensor, src = _tensor(b, i, i.ops[0]), _address(b, i.ops[1], "shared::cta")
 
     def step(w: Warp, mask: Array) -> Outcome:
-        for lane in _lanes(mask):
+        def put(lane: int) -> Stages:
             m, coords = tensor(w, lane)
             reduce = None if operation is None else bulk.reduction(operation, m.type)
             source = bulk.from_shared(w.cta, _units(w, m, src(w, lane)))
-            _put(w, i, lane, source, bulk.to_box(w.machine, m, coords, reduce))
             _count(w, m.base, m.box_bytes)
+            return _put(w, i, source, bulk.to_box(w.machine, m, coords, reduce))
+
+        _puts(w, mask, operation is not None, lambda lane: (*tensor(w, lane), src(w, lane)), put)
         return None
 
     return step
@@ -350,16 +361,17 @@ def wait(b: Build, i: Inst) -> Step:
 
     def step(w: Warp, mask: Array) -> Outcome:
         todo = [(g, g.waiting(keep)) for lane, g in _all_groups(w).items() if mask[lane]]
-        copies = [c[0 if reading else 1] for _, groups in todo for members, _, _ in groups for c in members]
+        stages = [c for _, groups in todo for members in groups for c in members]
+        copies = [c.read if reading else c.write for c in stages]
 
         def then() -> None:
-            actor: Actor = w.clock
-            for g, groups in todo:
-                if groups:
-                    w.machine.history.join(actor, g.reads, groups[-1][1])
-                    if not reading:
-                        w.machine.history.join(actor, g.writes, groups[-1][2])
-                        del g.groups[: len(groups)]
+            for c in stages:
+                w.machine.history.join(w.clock, c.reader)
+                if not reading:
+                    w.machine.history.join(w.clock, c.writer)
+            if not reading:
+                for g, groups in todo:
+                    del g.groups[: len(groups)]
 
         if all(c.done for c in copies):
             then()

@@ -124,11 +124,15 @@ def decode(data: bytes) -> TensorMap:
     words = struct.unpack("<32I", data)
     flags = words[2]
     code = flags >> 7 & 15
-    if flags & 15 != 2 or flags & ~_KNOWN_BITS or code not in _TYPES or words[12] or any(words[16:]):
+    if flags & 15 != 2 or flags & ~_KNOWN_BITS or code not in _TYPES or any(words[16:]):
         raise BadMap(f"not a tiled tensor map of a kind that is modelled: {data[:64].hex(' ', 4)}")
     if words[13] & 0xFFFFFF or words[15]:
         raise BadMap("a tensor map with element strides, which are not modelled")
     rank = (flags >> 4 & 7) + 1
+    if words[12] and rank < 5:
+        raise BadMap(f"a tensor map of rank {rank} with an extent in its fifth dimension")
+    if rank > 5:
+        raise BadMap(f"a tensor map of rank {rank}")
     kind = "tf32" if flags >> 16 & 1 and _TYPES[code] == "f32" else _TYPES[code]
     size = _BYTES[kind]
     high = [words[7] >> 4 * i & 15 for i in range(4)]
@@ -148,8 +152,6 @@ def decode(data: bytes) -> TensorMap:
 def _check(m: TensorMap) -> None:
     """The rules for encoding a tiled map that its bytes can break (CUDA driver API, cuTensorMapEncodeTiled)."""
     row = m.box[0] * m.element_bytes
-    if m.rank > 5:
-        raise BadMap(f"a tensor map of rank {m.rank}")
     if row % 16:
         raise BadMap(f"a box of {row} bytes in the innermost dimension, not a multiple of 16")
     if m.swizzle and row != m.swizzle:

@@ -1,0 +1,83 @@
+"""Every gallery kernel, all its tile plans, executed by the checker and compared with the dense meaning in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from ptxcheck.compile import compile_file
+from ptxcheck.launch import attngen_call
+
+from attngen import samples
+from attngen.cli.numeric import self_attention
+from attngen.ir.spec import AttentionSpec
+from attngen.ir.types import Layout
+from attngen.jit.scale import Scale
+from attngen.ref.compare import assert_close
+from attngen.samples import Shape
+from attngen.syntax import load_all
+
+pytestmark = pytest.mark.dsl
+ROOT = Path(__file__).resolve().parents[2]
+SPECS = {s.name: s for f in sorted((ROOT / "examples").glob("*.attn")) for s in load_all(f)}
+FILES = sorted((ROOT / "generated").glob("*.sm90.py"))
+PLANS = [(f, i) for f in FILES for i in range(f.read_text().count("    TilePlan(\n"))]
+#: Values small enough that a mask bites at these lengths.
+SMALL = {
+    "gemma2_local": {"keys": 50, "cap": 2.0},
+    "gpt_oss_local": {"window": 29},
+    "longformer": {"half": 16},
+    "prefix_lm": {"prefix": 40},
+}
+SHAPES = [(Shape(1, 2, 1, 131, 131), (0, 1)), (Shape(2, 2, 2, 60, 203), (2,)), (Shape(1, 3, 3, 200, 77), (3,))]
+
+
+def verify(spec: AttentionSpec, file: Path, plan: int, shape: Shape, seed: int, **options: object) -> None:
+    """One call, no fault, and the error rule that the GPU tests use too."""
+    module, _ = compile_file(file, plan)
+    q, k, v = samples.qkv(spec, shape, seed=seed)
+    given = {n: x for n, x in SMALL.get(spec.name, {}).items() if n in {p.name for p in spec.params}}
+    params, tensors = samples.params(spec, given), samples.tensors(spec, shape, seed=seed)
+    tail = (*params.values(), *tensors.values())
+    bhsd = spec.layout is Layout.BHSD
+    operands = [x.transpose(1, 2).contiguous() if bhsd else x for x in (q, k, v)]
+    scale = Scale(spec)
+    value = scale.default if scale.default == scale.default else scale.of(tail)
+    o, lse, report = attngen_call(
+        module, plan, *operands, params=tuple(params.values()), tensors=tuple(tensors.values()), scale=value,
+        layout="bhsd" if bhsd else "bshd", seed=seed, **options,
+    )  # fmt: skip
+    assert not report.faults
+    assert_close(o.transpose(1, 2) if bhsd else o, spec, q, k, v, lse=lse, params=params, tensors=tensors)
+
+
+@pytest.mark.parametrize(("file", "plan"), PLANS, ids=[f"{f.name.split('.')[0]}-{i}" for f, i in PLANS])
+def test_gallery(file: Path, plan: int) -> None:
+    spec = SPECS[file.name.split(".")[0]]
+    for shape, seeds in SHAPES:
+        if shape.seqlen_q > shape.seqlen_kv and self_attention(spec):
+            continue
+        for seed in seeds:
+            verify(spec, file, plan, shape, seed)
+
+
+def test_every_gallery_kernel_is_here() -> None:
+    assert len(FILES) == 10 and len(PLANS) >= 17 and all(f.name.split(".")[0] in SPECS for f in FILES)
+
+
+@pytest.mark.parametrize("workers", [1, 9])
+def test_workers(workers: int) -> None:
+    """One CTA that takes all tiles, and more CTAs than tiles."""
+    verify(SPECS["causal"], ROOT / "generated" / "causal.sm90.py", 0, Shape(1, 2, 1, 300, 300), 5, workers=workers)
+
+
+def test_strides() -> None:
+    """Rows of q, k, v inside wider rows, and one KV head for all (stride 0)."""
+    module, _ = compile_file(ROOT / "generated" / "causal.sm90.py", 0)
+    g = torch.Generator().manual_seed(1)
+    q = torch.randn(1, 90, 3, 256, generator=g).bfloat16()[..., 64:192]
+    k = torch.randn(1, 90, 1, 128, generator=g).bfloat16().expand(1, 90, 3, 128)
+    v = torch.randn(1, 90, 3, 136, generator=g).bfloat16()[..., :128]
+    o, lse, _ = attngen_call(module, 0, q, k, v)
+    assert_close(o, SPECS["causal"], q, k, v, lse=lse)
