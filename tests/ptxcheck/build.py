@@ -6,12 +6,15 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 
+import numpy as np
+
 import ptxcheck
 from ptxcheck import ops_flow
 from ptxcheck.machine import _ALL, _NONE, CONVERGE, FULL, Block, Part, Signal, Warp
 from ptxcheck.ptx import Addr, Inst, Kernel, Module, Neg, Operand, Pair, Reg, TensorAddr, Vec
 from ptxcheck.table import (
     ASYNC_REGISTERS,
+    DTYPES,
     GLOBAL_VARIABLES,
     LOCAL_WINDOW,
     PARAM_WINDOW,
@@ -124,6 +127,16 @@ class Program:
         if i.guard is not None:
             names.append(i.guard[0].name)
         return [self.numbers[n] for n in names]
+
+    def garbage(self, k: int) -> Array:
+        """What a register may hold that was never written: bits that are a NaN as a number and no sensible index."""
+        type_ = self.kernel.regs[self.names[k]]
+        if type_ == "pred":
+            return np.arange(32) % 3 == 1
+        if type_ == "b128":
+            return np.full((32, 2), 0x7FF87FFE7FC1FFFD, np.uint64)
+        bits = {1: 0xFD, 2: 0x7FFD, 4: 0x7FC1FFFD, 8: 0x7FF87FFE7FC1FFFD}[DTYPES[type_].itemsize]
+        return np.full(32, bits, f"u{DTYPES[type_].itemsize}")
 
     def targets(self, pc: int) -> list[int]:
         """Numbers of the registers that an instruction only writes."""

@@ -31,7 +31,7 @@ DLPACK = {
     torch.float8_e4m3fn: (10, 8),
     torch.float8_e5m2: (12, 8),
 }
-_NONE, _INT, _BOOL, _FLOAT, _POINTER, _DLTENSOR = 0, 1, 2, 3, 4, 7  # TVMFFITypeIndex
+_NONE, _INT, _BOOL, _FLOAT, _POINTER, _DLTENSOR, _ARRAY = 0, 1, 2, 3, 4, 7, 71  # TVMFFITypeIndex
 _CUDA = 2  # kDLCUDA: the code under test is compiled for tensors on the GPU
 
 SHARED_OPT_IN = 232448  # bytes of shared memory a block may have on sm_90 and sm_100, static included
@@ -179,23 +179,29 @@ def _dltensor(host: HostCode, tensor: torch.Tensor) -> int:
     return host.memory.place(record)
 
 
+def _any(host: HostCode, value: Any) -> bytes:
+    """One TVMFFIAny: torch tensors as DLTensor (on a CUDA device), numbers, None, tuples of such as ffi.Array."""
+    if isinstance(value, torch.Tensor):
+        return struct.pack("<iiQ", _DLTENSOR, 0, _dltensor(host, value))
+    if value is None:
+        return struct.pack("<iiQ", _NONE, 0, 0)
+    if isinstance(value, bool):
+        return struct.pack("<iiq", _BOOL, 0, value)
+    if isinstance(value, int):
+        return struct.pack("<iiq", _INT, 0, value)
+    if isinstance(value, float):
+        return struct.pack("<iid", _FLOAT, 0, value)
+    if isinstance(value, tuple | list):
+        items = host.memory.place(b"".join(_any(host, x) for x in value) or bytes(16))
+        # The object's header (reference count, type, deleter), then its cells: address and size.
+        record = struct.pack("<qiiqQq", 1, _ARRAY, 0, 0, items, len(value))
+        return struct.pack("<iiQ", _ARRAY, 0, host.memory.place(record))
+    raise HostError(f"an argument of type {type(value).__name__} cannot be passed")
+
+
 def packed_arguments(host: HostCode, arguments: Sequence[Any]) -> int:
-    """The address of an array of TVMFFIAny: torch tensors as DLTensor (on a CUDA device), numbers, None."""
-    out = b""
-    for value in arguments:
-        if isinstance(value, torch.Tensor):
-            out += struct.pack("<iiQ", _DLTENSOR, 0, _dltensor(host, value))
-        elif value is None:
-            out += struct.pack("<iiQ", _NONE, 0, 0)
-        elif isinstance(value, bool):
-            out += struct.pack("<iiq", _BOOL, 0, value)
-        elif isinstance(value, int):
-            out += struct.pack("<iiq", _INT, 0, value)
-        elif isinstance(value, float):
-            out += struct.pack("<iid", _FLOAT, 0, value)
-        else:
-            raise HostError(f"an argument of type {type(value).__name__} cannot be passed")
-    return host.memory.place(out)
+    """The address of an array of TVMFFIAny."""
+    return host.memory.place(b"".join(_any(host, value) for value in arguments))
 
 
 def launches(

@@ -176,6 +176,10 @@ def _constant(rest: str) -> Read:
         value = int(body == "true")
     elif m := re.match(r'"((?:[^"\\]|\\.)*)"', body):
         value = tuple(unquote(m[1]))
+    elif m := re.match(r"dense<(-?\d+)> : vector", body):
+        value = (int(m[1]) & ((1 << kind.items[0].bits) - 1),) * kind.count
+    elif m := re.match(r"dense<\[([-\d, ]+)\]> : vector", body):
+        value = tuple(int(x) & ((1 << kind.items[0].bits) - 1) for x in m[1].split(","))
     elif m := re.match(r"(-?\d+) : i\d+$", body):
         value = int(m[1]) & ((1 << kind.bits) - 1)
     elif m := re.match(r"([-+.\deE]+|0x[0-9A-F]+) : b?f\d+$", body):

@@ -22,16 +22,19 @@ class HostError(Exception):
 
 @dataclass(frozen=True)
 class Type:
-    """One LLVM type: `kind` is int, float, ptr, struct, array or void."""
+    """One LLVM type: `kind` is int, float, ptr, struct, array (vectors too, by another alignment) or void."""
 
     kind: str
     bits: int = 0
     items: tuple[Type, ...] = ()
     count: int = 0
     packed: bool = False
+    vector: bool = False
 
     @cached_property
     def align(self) -> int:
+        if self.vector:
+            return 1 << (self.size - 1).bit_length()
         if self.kind in ("struct", "array"):
             return 1 if self.packed else max((t.align for t in self.items), default=1)
         return min(1 << (max(self.bits, 8) // 8 - 1).bit_length(), 16)
@@ -97,6 +100,9 @@ def _parse(text: str) -> tuple[Type, str]:
     if m := re.match(r"array<(\d+) x ", text):
         item, rest = _parse(text[m.end() :])
         return Type("array", items=(item,), count=int(m[1])), rest[1:]
+    if m := re.match(r"vector<(\d+)x", text):
+        item, rest = _parse(text[m.end() :])
+        return Type("array", items=(item,), count=int(m[1]), vector=True), rest[1:]
     if m := re.match(r'struct<(?:"[^"]*", )?(packed )?\(', text):
         rest, items = text[m.end() :], []
         while not rest.startswith(")"):

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -63,6 +63,7 @@ def check(
     measure: bool = False,
     collect: int = 0,
     names: Sequence[str] = (),
+    relaxed: Collection[str] = (),
 ) -> Report:
     """Execute all launches of `compiled(*arguments)`; tensors are read and written in place.
 
@@ -70,6 +71,9 @@ def check(
     seed: of the schedule. sms: CTAs that run at a time. measure: fill the report's counters.
     collect: gather up to so many faults instead of raising FaultFound at the first.
     names: of the arguments, for reports.
+    relaxed: kinds of faults to ignore, and rules of the manual not to ask for. "uninitialised-register": registers
+    never written hold garbage. "tcgen05.wait::ld": results of tensor memory loads may be used without it, as if whoever
+    reads such a register waited for the load; hardware does that.
     """
     code = code_of(compiled)
     report = Report(collect=collect, counters=Counters() if measure else None)
@@ -99,6 +103,7 @@ def check(
             global_=memory,
             report=report,
             unsafe=unsafe,
+            relaxed=relaxed,
         )
         machine.run()
         waited = machine.waited_for_grid

@@ -45,7 +45,8 @@ class Unit:
         self.channel = warp.cta.channel(f"{who} (tcgen05)")
         self.loads = warp.cta.channel(f"{who} (tcgen05.ld)")
         self.stores = warp.cta.channel(f"{who} (tcgen05.st)")
-        self.loading: list[int] = []  # registers that loads will write
+        self.loading: list[int] = []  # registers that loads will write, and copies of them
+        self.waited = 0  # the epoch of the loads up to which they have been waited for
         self.queue: deque[tuple[Inst, Callable[[], None]]] = deque()
 
     def fork(self, inst: Inst, channel: Any) -> Actor:
@@ -64,6 +65,19 @@ class Unit:
         if len(self.queue) == 1:
             self._submit()
 
+    def wait_loads(self, epoch: int) -> None:
+        """Loads up to this one are complete for the warp."""
+        left = []
+        for k in self.loading:
+            held = self.warp.regs[k]
+            if held.__class__ is Loading:
+                if held.epoch <= epoch:
+                    self.warp.regs[k] = held.value
+                else:
+                    left.append(k)
+        self.loading, self.waited = left, epoch
+        self.history.join(self.warp.clock, self.loads, epoch)
+
     def _submit(self) -> None:
         inst = self.queue[0][0]
         self.warp.machine.async_.submit(AsyncOp(inst, self.warp, self._advance))
@@ -79,6 +93,31 @@ class Unit:
             if rng.random() < 0.3:
                 self._submit()
                 return
+
+
+class Loading(Poison):
+    """A register that `tcgen05.ld` may still write."""
+
+    __slots__ = ("epoch",)
+
+    def __init__(self, op: Inst, value: Array, epoch: int) -> None:
+        super().__init__("tcgen05.ld may still write it: tcgen05.wait::ld comes first", op, value)
+        self.epoch = epoch
+
+    def settle(self, warp: Warp, pc: int) -> bool:
+        unit = unit_of(warp)
+        if self.epoch > unit.waited and "tcgen05.wait::ld" not in warp.machine.relaxed:
+            return False
+        unit.wait_loads(max(self.epoch, unit.waited))
+        for k in warp.program.sources(pc):
+            if warp.regs[k] is self:
+                warp.regs[k] = self.value
+        return True
+
+    def moved(self, warp: Warp, value: Array, to: int | None = None) -> Poison:
+        if to is not None:
+            unit_of(warp).loading.append(to)
+        return Loading(self.op, value, self.epoch)
 
 
 def unit_of(warp: Warp) -> Unit:
@@ -234,9 +273,10 @@ def ld(b: Build, i: Inst) -> Step:
             cells = tc.pack(cells)
         values = np.ascontiguousarray(cells.T) if plain else cells[access.rows, access.columns]
         for k, v in zip(targets, values, strict=True):
-            if w.regs[k].__class__ is Poison:
+            held = w.regs[k]
+            if isinstance(held, Poison) and not held.settle(w, w.pc):
                 w.poisoned(k, "written")
-            w.regs[k] = Poison("tcgen05.ld may still write it: tcgen05.wait::ld comes first", i, v)
+            w.regs[k] = Loading(i, v, actor.epoch)
         unit.loading += targets
         return None
 
@@ -273,12 +313,7 @@ def wait_ld(b: Build, i: Inst) -> Step:
         if not _whole(w, m):
             return CONVERGE
         unit = unit_of(w)
-        for k in unit.loading:
-            poison = w.regs[k]
-            if poison.__class__ is Poison:
-                w.regs[k] = poison.value
-        unit.loading = []
-        unit.history.join(w.clock, unit.loads)
+        unit.wait_loads(unit.loads.epoch)
         return None
 
     return step

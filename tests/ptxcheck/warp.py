@@ -175,6 +175,11 @@ class Warp:
     def _settle(self, mask: Array, pc: int) -> int | None:
         """A step met a register in flight. Where that is allowed: the pc to go on at, this one again or the next."""
         sources = self.program.sources(pc)
+        never = [k for k in sources if self.regs[k] is None]
+        if never and "uninitialised-register" in self.machine.relaxed:
+            for k in never:
+                self.regs[k] = self.program.garbage(k)
+            return pc
         found = [(k, v) for k in sources if isinstance(v := self.regs[k], Poison)]
         if not found:
             return None
