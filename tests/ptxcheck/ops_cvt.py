@@ -16,7 +16,7 @@ from ptxcheck.alu import alu
 from ptxcheck.ops_float import mode_of, saturate
 from ptxcheck.ops_half import decode, encode
 from ptxcheck.ptx import Inst, Operand
-from ptxcheck.rounding import F32, F64, FORMATS, NAN32, bf16_values, flush, round64, to_f32
+from ptxcheck.rounding import F32, F64, FORMATS, NAN32, any_byte, bf16_values, flush, round64, to_f32
 from ptxcheck.table import DTYPES, Array, Build, Step, op
 
 Function = Callable[..., Array]
@@ -184,17 +184,36 @@ def _tf32(x: Array, mode: str, satfinite: bool, relu: bool) -> Array:
     return FORMATS["tf32"].encode(x.astype(F64), mode, satfinite, relu).astype(U32) << U32(13)
 
 
-def bf16_pair(high: Array, low: Array) -> Array:
-    """Two fp32 arrays to packed bf16, to nearest."""
-    x = np.empty((32, 2), F32)
-    x[:, 0] = low
-    x[:, 1] = high
+def _bf16_pairs() -> Callable[[Array, Array], Array]:
+    """Two fp32 arrays to packed bf16, to nearest. Every tile of probabilities goes through it: both are rounded at once
+    in scratch arrays, with constants as arrays, which NumPy handles much faster than scalars."""
+    x = np.empty(64, F32)
     u = x.view(U32)
-    r = u + (U32(0x7FFF) + (u >> U32(16) & U32(1)))
-    nan = x != x
-    if nan.any():
-        r = np.where(nan, U32(0x7FFF0000), r)
-    return r.view(U16)[:, 1::2].copy().view(U32).reshape(32)
+    low_in, high_in = x[:32], x[32:]
+    t = np.empty(64, U32)
+    low, high = t[:32], t[32:]
+    sixteen, one, half = (np.full(64, c, U32) for c in (16, 1, 0x7FFF))
+    upper = np.full(32, 0xFFFF0000, U32)
+    differs = np.empty(64, np.bool_)
+
+    def fn(a: Array, b: Array) -> Array:
+        np.copyto(high_in, a)
+        np.copyto(low_in, b)
+        np.right_shift(u, sixteen, t)
+        np.bitwise_and(t, one, t)
+        np.add(t, half, t)
+        np.add(t, u, t)
+        np.not_equal(x, x, differs)
+        if any_byte(differs):
+            t[differs] = 0x7FFF0000
+        np.right_shift(low, sixteen[:32], low)
+        np.bitwise_and(high, upper, high)
+        return high | low
+
+    return fn
+
+
+bf16_pair = _bf16_pairs()
 
 
 def _pairs(b: Build, i: Inst, to: str, source: str) -> Step:

@@ -14,12 +14,14 @@ from math import isfinite, isqrt
 import numpy as np
 
 from ptxcheck.alu import alu
+from ptxcheck.machine import FULL, Signal, Warp
 from ptxcheck.ptx import Inst
 from ptxcheck.rounding import (
     F32,
     F64,
     NAN32,
     TINY32,
+    any_byte,
     exact64,
     flush,
     fma32,
@@ -31,7 +33,7 @@ from ptxcheck.rounding import (
 from ptxcheck.table import DTYPES, Array, Build, Step, op
 
 Function = Callable[..., Array]
-NO_LANES = bytes(32)
+U32 = np.uint32
 
 
 def mode_of(i: Inst, default: str = "rn") -> str:
@@ -168,13 +170,14 @@ def extreme(largest: bool, keep_nan: bool, nan: np.generic) -> Function:
     u = np.dtype(f"u{nan.dtype.itemsize}")
     # Two zeros: the sign bits combine. Equal numbers that are not zero have equal bits, so this holds for them too.
     combine = np.bitwise_and if largest else np.bitwise_or
+    zero = b"\0" * (u.itemsize - 1)
 
     def fn(x: Array, y: Array) -> Array:
         r = pick(x, y)
-        if b"\0" * (u.itemsize - 1) in r.tobytes():
+        if zero in r.tobytes():
             r = np.where(x == y, combine(x.view(u), y.view(u)).view(r.dtype), r)
         missing = r != r
-        return np.where(missing, nan, r) if missing.any() else r
+        return np.where(missing, nan, r) if any_byte(missing) else r
 
     return fn
 
@@ -232,15 +235,30 @@ APPROX32: dict[str, Function] = {
 
 
 def _ex2_ftz(x: Array) -> Array:
-    # A flushed input gives 1, as the unflushed one does; only results need a look.
+    # A flushed input gives 1, as the unflushed one does; only results need a look, and zeros, of masked scores, none.
     r: Array = np.exp2(x)
-    return flush(r) if (r < TINY32).tobytes() != NO_LANES else r
+    if any_byte(r < TINY32) and any_byte(r.view(U32) - U32(1) < U32(0x7FFFFF)):
+        return flush(r)
+    return r
 
 
 @op("ex2", "lg2", "sin", "cos", "tanh", types="f32")
 def approx32(b: Build, i: Inst) -> Step:
-    fn = _ex2_ftz if i.mods[0] == "ex2" and i.has("ftz") else around(APPROX32[i.mods[0]], i)
-    return alu(b, fn, i.ops[0], "f32", (i.ops[1], "f32"))
+    if i.mods[0] != "ex2":
+        return alu(b, around(APPROX32[i.mods[0]], i), i.ops[0], "f32", (i.ops[1], "f32"))
+    return counted(alu(b, _ex2_ftz if i.has("ftz") else np.exp2, i.ops[0], "f32", (i.ops[1], "f32")))
+
+
+def counted(step: Step, values: int = 1) -> Step:
+    """Exponentials are the scarce resource of attention: report how many lanes computed."""
+
+    def run(w: Warp, m: Array) -> Signal:
+        counters = w.machine.counters
+        if counters is not None:
+            counters.exponentials += values * (32 if m is FULL else int(np.count_nonzero(m)))
+        return step(w, m)
+
+    return run
 
 
 @op("rcp", "sqrt", "rsqrt", types="f32")
@@ -295,7 +313,7 @@ def div32(b: Build, i: Inst) -> Step:
     def approx(x: Array, y: Array) -> Array:
         r = x / y
         big = (np.abs(y) > F32.type(2.0**126)) & np.isfinite(y)
-        if not big.any():
+        if not any_byte(big):
             return r
         return np.where(big, np.where(np.isinf(x), NAN32, np.copysign(F32.type(0), r)), r)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ptxcheck.alu import alu
-from ptxcheck.ops_float import APPROX32, arithmetic32, mode_of, ordered, saturate
+from ptxcheck.ops_float import APPROX32, arithmetic32, counted, mode_of, ordered, saturate
 from ptxcheck.ptx import Inst
 from ptxcheck.rounding import F32, F64, bf16_codes, bf16_values, sum_to_odd, to_f32
 from ptxcheck.table import Array, Build, Step, op
@@ -138,4 +138,5 @@ def approx16(b: Build, i: Inst) -> Step:
         r = encode(fn(decode(raw, t)).astype(F64), t)
         return _flush(r, t) if i.has("ftz") else r
 
-    return on_patterns(b, i, run)
+    step = on_patterns(b, i, run)
+    return counted(step, 2 if i.mods[-1].endswith("x2") else 1) if i.mods[0] == "ex2" else step

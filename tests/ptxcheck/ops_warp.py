@@ -205,6 +205,10 @@ def redux(b: Build, i: Inst) -> Step:
     return run
 
 
+# By leader: its number for all lanes, and who it is.
+ELECTED = [(np.full(32, k, U32), k == LANES) for k in range(32)]
+
+
 @op("elect.sync")
 def elect(b: Build, i: Inst) -> Step:
     """The lowest lane is elected: a legal choice, and the one GPUs are seen to make."""

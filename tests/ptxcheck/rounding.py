@@ -21,14 +21,22 @@ NAN32 = np.uint32(0x7FFFFFFF).view(np.float32)
 TINY32 = np.float32(2.0**-126)
 
 
+def any_byte(x: Array) -> bool:
+    """Whether any bit is set; several times faster than `any` on arrays of this size."""
+    b = x.tobytes()
+    return b.count(0) != len(b)
+
+
 def sum_to_odd(x: Array, y: Array) -> Array:
     """x + y in fp64, rounded to odd. Knuth's two-sum gives the error, exactly."""
     s = x + y
     part = s - x
     error = (x - (s - part)) + (y - part)
+    if not any_byte(error):
+        return s
     even = s.view(np.uint64) & np.uint64(1) == 0
     up, down = even & (error > 0), even & (error < 0)
-    if up.any() or down.any():
+    if any_byte(up | down):  # infinite sums have an error that is no number
         s = np.where(up, np.nextafter(s, np.inf), np.where(down, np.nextafter(s, -np.inf), s))
     return s
 
@@ -186,7 +194,7 @@ def bf16_codes(x: Array) -> Array:
     u = x.view(U32)
     r = u + (U32(0x7FFF) + (u >> U32(16) & U32(1))) >> U32(16)
     nan = x != x
-    if nan.any():
+    if any_byte(nan):
         r = np.where(nan, U32(0x7FFF), r)
     return r.astype(np.uint16)
 
@@ -194,6 +202,6 @@ def bf16_codes(x: Array) -> Array:
 def flush(x: Array) -> Array:
     """fp32 with subnormal numbers replaced by zero of the same sign (.ftz)."""
     small = np.abs(x) < TINY32
-    if small.any():
+    if any_byte(small):
         return np.where(small, np.copysign(F32.type(0), x), x)
     return x
