@@ -56,7 +56,7 @@ def plan_candidate(spec: AttentionSpec, form: MaskForm, candidate: Candidate, o_
     memory = plan_memory(compute, spec.schedule.stages, o_in_q)
     if isinstance(memory, Reject):
         return memory
-    mask = plan_mask(form, compute)
+    mask = plan_mask(form, compute.warpgroups)
     schedule = plan_schedule(compute, mask, memory, spec.schedule.order, spec.schedule.pingpong)
     if isinstance(schedule, Reject):
         return schedule

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 from typing import Any
@@ -10,12 +11,13 @@ from attngen.emit.env import environment, tidy
 from attngen.emit.spell import kernel_view
 from attngen.ir.expr import Const
 from attngen.ir.plan import KernelPlan, PlanSet
+from attngen.ir.spec import AttentionSpec
 from attngen.source import KernelSource, body_sha256
 from attngen.verify.source import parsed, verify_source
 
 #: Moves only when generated text moves in a way that may change meaning or speed.
 CODEGEN = 1
-_UNHASHED = "0" * 64
+UNHASHED = "0" * 64
 
 
 def emit(plan_set: PlanSet) -> KernelSource:
@@ -28,10 +30,14 @@ def emit(plan_set: PlanSet) -> KernelSource:
     view = kernel_view(plan_set, kernel_id, meta)
     text = tidy(environment().get_template("kernel/fwd_sm90.py.jinja").render(view=view))
     tree = parsed(text, plan_set)  # once: the hash that goes in moves no line
-    # by its key: a doc string may hold as many zeros, but no double quote
-    text = text.replace(f'"body_sha256": "{_UNHASHED}"', f'"body_sha256": "{body_sha256(text, tree)}"', 1)
+    text = sealed(text, tree)
     verify_source(text, plan_set, tree)
     return KernelSource(text=text, kernel_id=kernel_id, sha256=hashlib.sha256(text.encode()).hexdigest())
+
+
+def sealed(text: str, tree: ast.Module) -> str:
+    """The text with the hash of its body in its ATTN_META, by its key: a doc string holds no double quote."""
+    return text.replace(f'"body_sha256": "{UNHASHED}"', f'"body_sha256": "{body_sha256(text, tree)}"', 1)
 
 
 def kernel_id_of(plan_set: PlanSet) -> str:
@@ -46,18 +52,17 @@ def kernel_id_of(plan_set: PlanSet) -> str:
     return f"{plan_set.spec.name}_fwd_{plan_set.target.removesuffix('a')}_{digest}"
 
 
-def meta_of(plan_set: PlanSet, kernel_id: str) -> dict[str, Any]:
-    """ATTN_META: what tools and the callable need to know, plain literals only."""
-    spec = plan_set.spec
+def spec_meta(spec: AttentionSpec, kernel_id: str, direction: str, target: str) -> dict[str, Any]:
+    """The entries of ATTN_META that follow from the spec."""
     described = spec.replace(doc=None).model_dump_json()
     return {
         "kernel_id": kernel_id,
         "name": spec.name,
-        "direction": "forward",
-        "target": plan_set.target,
+        "direction": direction,
+        "target": target,
         "codegen": CODEGEN,
         "spec_sha256": hashlib.sha256(described.encode()).hexdigest(),
-        "body_sha256": _UNHASHED,
+        "body_sha256": UNHASHED,
         "layout": spec.layout.value,
         "dtype": spec.dtype.value,
         "out_dtype": (spec.out_dtype or spec.dtype).value,
@@ -70,6 +75,13 @@ def meta_of(plan_set: PlanSet, kernel_id: str) -> dict[str, Any]:
             for p in spec.params
         ],
         "tensors": [{"name": t.name, "dtype": t.dtype.value, "dims": list(t.dims)} for t in spec.tensors],
+    }
+
+
+def meta_of(plan_set: PlanSet, kernel_id: str) -> dict[str, Any]:
+    """ATTN_META: what tools and the callable need to know, plain literals only."""
+    return {
+        **spec_meta(plan_set.spec, kernel_id, "forward", plan_set.target),
         "plans": [_plan_meta(p) for p in plan_set.plans],
         "limits": list(plan_set.limits),
     }

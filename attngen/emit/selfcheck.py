@@ -8,7 +8,6 @@ from attngen.emit.check_exprs import ScalarPrinter, TorchPrinter
 from attngen.emit.exprs import dim_name, safe_name
 from attngen.emit.straight import fold, straight_line
 from attngen.ir.expr import Atom, Expr, params_of
-from attngen.ir.plan import PlanSet
 from attngen.ir.spec import AttentionSpec, ParamDecl, TensorDecl
 from attngen.ir.types import DType, Layout, Type
 
@@ -61,9 +60,8 @@ class CheckView:
     free_dims: tuple[Scalar, ...]
 
 
-def check_view(plan_set: PlanSet) -> CheckView:
+def check_view(spec: AttentionSpec) -> CheckView:
     """Spell the dense meaning in torch."""
-    spec = plan_set.spec
     printer = TorchPrinter()
     has_epilogue = not isinstance(spec.epilogue, Atom)
     mask_lines, (mask,) = straight_line(printer, [spec.mask], _ATOMS, from_problem=False)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Sequence
+from typing import Any
 
 from attngen.emit.exprs import CutePrinter, dim_name, safe_name
 from attngen.emit.header import clipped, docstring, spelled
 from attngen.emit.selfcheck import check_view
 from attngen.emit.straight import fold, straight_line
 from attngen.emit.view import Argument, Bounds, Clause, Dim, Formula, KernelView, MaskView, PlanView, Uses
+from attngen.ir.backward import BackwardCompute, BackwardPlanSet
 from attngen.ir.expr import Atom, Const, Expr
 from attngen.ir.forms import Clause as MaskClause
 from attngen.ir.functions import apply
-from attngen.ir.plan import KernelPlan, PlanSet, Rescale
+from attngen.ir.plan import ComputePlan, KernelPlan, MaskPlan, PlanSet, Rescale
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout, Type
 from attngen.passes.facts import Facts, facts_of, may_underflow
@@ -28,7 +31,7 @@ _TENSOR_TYPES = {
     DType.I32: "Int32",
     DType.BOOL: "Boolean",
 }
-_ARGS = {
+ARGS = {
     "bounds": frozenset({"b", "h", "q_lo", "q_hi"}),
     "row": frozenset({"b", "h", "q_idx"}),
     "pair": frozenset({"b", "h", "q_idx", "kv_idx", "s"}),
@@ -61,23 +64,23 @@ def literal(meta: dict[str, object]) -> str:
     return entry(meta, 0, "")
 
 
-def _formula(printer: CutePrinter, e: Expr | None, args: str) -> Formula:
+def formula(printer: CutePrinter, e: Expr | None, args: str) -> Formula:
     if e is None:
         return Formula("", "", ())
-    lines, (value,) = straight_line(printer, [e], _ARGS[args])
+    lines, (value,) = straight_line(printer, [e], ARGS[args])
     return Formula(clipped(spelled(e)), value, lines)
 
 
-def mask_view(printer: CutePrinter, plan: KernelPlan, facts: Facts) -> MaskView:
+def mask_view(printer: CutePrinter, mask: MaskPlan, facts: Facts) -> MaskView:
     """Spell the mask slot."""
-    mask, form = plan.mask, plan.mask.form
+    form = mask.form
     rows = tuple(_row_clause(c, facts) for c in form.clauses)
     by_limits = mask.test == "limits"
     lower = any(c.lower is not None for c in form.clauses)
     bounds = [(b.lower_min, b.lower_max, b.upper_min, b.upper_max) for b in form.bounds]
-    bound_lines, bound_texts = straight_line(printer, [e for b in bounds for e in b], _ARGS["bounds"])
+    bound_lines, bound_texts = straight_line(printer, [e for b in bounds for e in b], ARGS["bounds"])
     row_exprs = [e for pair in rows for e in pair] if by_limits else [form.mask]
-    row_lines, row_texts = straight_line(printer, row_exprs, _ARGS["row"] if by_limits else _ARGS["pair"])
+    row_lines, row_texts = straight_line(printer, row_exprs, ARGS["row"] if by_limits else ARGS["pair"])
     return MaskView(
         title=clipped(spelled(form.mask)),
         is_runs=mask.walk == "runs",
@@ -136,32 +139,23 @@ def arguments(spec: AttentionSpec) -> tuple[tuple[Argument, ...], tuple[Dim, ...
     return tuple(args), tuple(Dim(d, json.dumps(d.removeprefix("dim_"))) for d in dims)
 
 
-def call_text(args: tuple[Argument, ...]) -> str:
+_FORWARD = ("q", "k", "v", "o", "lse", "tile_counter", "softmax_scale", "workers")
+
+
+def call_text(fixed: Sequence[str], args: tuple[Argument, ...], last: Sequence[str] = ()) -> str:
     """How the compiled function is called, on as many lines as it takes."""
-    fixed = ("q", "k", "v", "o", "lse", "tile_counter", "softmax_scale", "workers")
-    text = f"f({', '.join((*fixed, *(a.name for a in args)))})"
+    text = f"f({', '.join((*fixed, *(a.name for a in args), *last))})"
     return "\n".join(textwrap.wrap(text, 108, subsequent_indent="  "))
 
 
-def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> KernelView:
-    """Spell a PlanSet for the templates."""
-    spec, first = plan_set.spec, plan_set.plans[0]
-    c = first.compute
-    printer = CutePrinter()
-    mask = mask_view(printer, first, facts_of(spec))
-    has_sink, has_epilogue = spec.sink is not None, not isinstance(spec.epilogue, Atom)
-    score = _formula(printer, spec.score, "pair") if c.has_score else Formula("", "", ())
-    sink = _formula(printer, spec.sink, "row")
-    epilogue = _formula(printer, spec.epilogue, "output") if has_epilogue else Formula("", "", ())
+def common_fields(
+    plan_set: PlanSet | BackwardPlanSet, printer: CutePrinter, compute: ComputePlan | BackwardCompute, mask: MaskPlan
+) -> dict[str, Any]:
+    """The fields of `CommonView` that follow from the spec and the tile; `printer` collects the helpers they call."""
+    spec, c = plan_set.spec, compute
     args, dims = arguments(spec)
     element, packed = _ELEMENT[c.dtype]
     bshd = spec.layout is Layout.BSHD
-    own = not first.memory.o_in_q
-    order = (
-        "Longest row tiles first, heads of a group side by side."
-        if first.schedule.order == "lpt"
-        else "Head by head, last rows first."
-    )
 
     def shape(heads: str, length: str, columns: int) -> str:
         middle = f"{length}, {heads}" if bshd else f"{heads}, {length}"
@@ -171,21 +165,61 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         note = "" if true == padded else f"  # {true}, padded to WGMMA's k step; TMA fills with zeros and clips"
         return f"{padded}{note}"
 
+    return {
+        "target": plan_set.target,
+        "element": element,
+        "packed_type": packed,
+        "head_dim_qk": extent(c.head_dim_qk, c.head_dim_qk_padded),
+        "head_dim_v": extent(c.head_dim_v, c.head_dim_v_padded),
+        "limits": repr(tuple(plan_set.limits)),
+        "mask": mask_view(printer, mask, facts_of(spec)),
+        "has_score": c.has_score,
+        "layout_note": "(batch, seqlen, heads, head_dim)" if bshd else "(batch, heads, seqlen, head_dim)",
+        "layout_modes": "[1, 3, 2, 0]" if bshd else "[2, 3, 1, 0]",
+        "arguments": args,
+        "dims": dims,
+        "shape_q": shape("heads_q", "seqlen_q", c.head_dim_qk),
+        "shape_k": shape("heads_kv", "seqlen_kv", c.head_dim_qk),
+        "shape_v": shape("heads_kv", "seqlen_kv", c.head_dim_v),
+        "shape_o": shape("heads_q", "seqlen_q", c.head_dim_v),
+        "check": check_view(spec),
+        "torch_dtype": {DType.BF16: "torch.bfloat16", DType.FP16: "torch.float16"}[c.dtype],
+        "check_head_dim_qk": c.head_dim_qk,
+        "check_head_dim_v": c.head_dim_v,
+    }
+
+
+def uses(printer: CutePrinter) -> Uses:
+    """Which helpers the printed expressions call."""
+    return Uses(**{f: f in printer.used for f in Uses.__dataclass_fields__})
+
+
+def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> KernelView:
+    """Spell a PlanSet for the templates."""
+    spec, first = plan_set.spec, plan_set.plans[0]
+    c = first.compute
+    printer = CutePrinter()
+    common = common_fields(plan_set, printer, c, first.mask)
+    has_sink, has_epilogue = spec.sink is not None, not isinstance(spec.epilogue, Atom)
+    score = formula(printer, spec.score, "pair") if c.has_score else Formula("", "", ())
+    sink = formula(printer, spec.sink, "row")
+    epilogue = formula(printer, spec.epilogue, "output") if has_epilogue else Formula("", "", ())
+    own = not first.memory.o_in_q
+    order = (
+        "Longest row tiles first, heads of a group side by side."
+        if first.schedule.order == "lpt"
+        else "Head by head, last rows first."
+    )
     return KernelView(
+        **common,
         docstring=docstring(plan_set, kernel_id),
         summary=f"O = softmax_kv(score(scale * Q K^T), kept where the mask holds) V for {plan_set.target}.",
         meta=literal(meta),
-        target=plan_set.target,
-        element=element,
-        packed_type=packed,
+        call=call_text(_FORWARD, common["arguments"]),
+        is_differentiated=False,
         lowest=_LOWEST[c.dtype],
-        head_dim_qk=extent(c.head_dim_qk, c.head_dim_qk_padded),
-        head_dim_v=extent(c.head_dim_v, c.head_dim_v_padded),
         plans=tuple(_plan_view(p) for p in plan_set.plans),
-        limits=repr(tuple(plan_set.limits)),
-        uses=Uses(**{f: f in printer.used for f in Uses.__dataclass_fields__}),
-        mask=mask,
-        has_score=c.has_score,
+        uses=uses(printer),
         score=score,
         has_sink=has_sink,
         sink=sink,
@@ -201,19 +235,6 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         q_empty_note="the warps of the warpgroup" if own else "the warp that stores O",
         has_groups=any(p.schedule.l2_group_bytes for p in plan_set.plans),
         order_note=order,
-        layout_note="(batch, seqlen, heads, head_dim)" if bshd else "(batch, heads, seqlen, head_dim)",
-        layout_modes="[1, 3, 2, 0]" if bshd else "[2, 3, 1, 0]",
-        arguments=args,
-        call=call_text(args),
-        dims=dims,
-        shape_q=shape("heads_q", "seqlen_q", c.head_dim_qk),
-        shape_k=shape("heads_kv", "seqlen_kv", c.head_dim_qk),
-        shape_v=shape("heads_kv", "seqlen_kv", c.head_dim_v),
-        shape_o=shape("heads_q", "seqlen_q", c.head_dim_v),
-        check=check_view(plan_set),
-        torch_dtype={DType.BF16: "torch.bfloat16", DType.FP16: "torch.float16"}[c.dtype],
-        check_head_dim_qk=c.head_dim_qk,
-        check_head_dim_v=c.head_dim_v,
     )
 
 

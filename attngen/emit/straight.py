@@ -9,13 +9,15 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
-from attngen.emit.exprs import PART, CutePrinter, bindings, part_name
+from attngen.emit.exprs import PART, CutePrinter, bindings, is_literal, part_name
 from attngen.ir.expr import Apply, Expr, Load, Param, children, params_of, rewrite, walk
 
 #: Text wider than this is split.
 WIDTH = 84
 #: A shared subexpression of at least this many nodes gets a name; smaller ones read better in place.
 SHARED_NODES = 5
+#: Functions that cost a trip through the special-function unit: named whenever they repeat.
+_COSTLY = frozenset(("exp", "log", "log2", "sqrt", "tanh", "sigmoid", "softplus", "div"))
 
 
 def _size(e: Expr) -> int:
@@ -77,8 +79,12 @@ def fold(text: str) -> str:
 def _shared(work: Sequence[Expr]) -> Expr | None:
     """The largest subexpression that occurs more than once."""
     seen: Counter[Expr] = Counter(n for e in work for n in walk(e) if isinstance(n, Apply | Load))
-    repeated = [n for n, count in seen.items() if count > 1 and _size(n) >= SHARED_NODES]
+    repeated = [n for n, count in seen.items() if count > 1 and (_size(n) >= SHARED_NODES or _is_costly(n))]
     return max(repeated, key=_size, default=None)
+
+
+def _is_costly(e: Expr) -> bool:
+    return isinstance(e, Apply) and e.fn in _COSTLY and not is_literal(*e.args)
 
 
 def _wide(printer: CutePrinter, work: Sequence[Expr]) -> Expr | None:

@@ -112,8 +112,8 @@ class Uses:
 
 
 @dataclass(frozen=True)
-class KernelView:
-    """Everything a template reads."""
+class CommonView:
+    """What templates of both directions read."""
 
     docstring: str
     summary: str
@@ -121,10 +121,8 @@ class KernelView:
     target: str
     element: str
     packed_type: str
-    lowest: str
     head_dim_qk: str
     head_dim_v: str
-    plans: tuple[PlanView, ...]
     limits: str
     uses: Uses
     mask: MaskView
@@ -132,18 +130,6 @@ class KernelView:
     score: Formula
     has_sink: bool
     sink: Formula
-    has_epilogue: bool
-    epilogue: Formula
-    step_may_be_empty: str
-    finish_first_note: str
-    pingpong: bool
-    rescale_on_growth: bool
-    o_has_own_buffer: bool
-    o_in_q_buffer: bool
-    q_empty_arrivals: int
-    q_empty_note: str
-    has_groups: bool
-    order_note: str
     layout_note: str
     layout_modes: str
     arguments: tuple[Argument, ...]
@@ -157,3 +143,60 @@ class KernelView:
     torch_dtype: str
     check_head_dim_qk: int
     check_head_dim_v: int
+    is_differentiated: bool
+
+
+@dataclass(frozen=True)
+class KernelView(CommonView):
+    """Everything the forward's templates read."""
+
+    plans: tuple[PlanView, ...]
+    lowest: str
+    has_epilogue: bool
+    epilogue: Formula
+    step_may_be_empty: str
+    finish_first_note: str
+    pingpong: bool
+    rescale_on_growth: bool
+    o_has_own_buffer: bool
+    o_in_q_buffer: bool
+    q_empty_arrivals: int
+    q_empty_note: str
+    has_groups: bool
+    order_note: str
+
+
+@dataclass(frozen=True)
+class BackwardTile:
+    """The numbers of one tile plan of a backward."""
+
+    tile_m: int
+    warpgroups: int
+    q_stages: int
+    do_stages: int
+    dq_stages: int
+    dq_transposed: bool
+    drains: bool
+    producer_registers: int
+    consumer_registers: int
+
+
+@dataclass(frozen=True)
+class BackwardView(CommonView):
+    """Everything the backward's templates read. `has_sink`: the gradient of each row's sink is asked for."""
+
+    plans: tuple[BackwardTile, ...]
+    deterministic: bool
+    turn_words: int
+    turns_note: str
+    ds_stages: int
+    has_slope: bool
+    slope: str
+    slope_note: str
+    slope_is_finite: bool
+    to_log2: str
+    kept: str
+    true_head_dim_qk: int
+    true_head_dim_v: int
+    row_lanes_qk: int
+    row_lanes_v: int

@@ -6,7 +6,7 @@ from typing import Literal
 
 from attngen.ir.expr import Const, Expr, const
 from attngen.ir.forms import Clause, MaskForm, TileBounds
-from attngen.ir.plan import ComputePlan, MaskPlan
+from attngen.ir.plan import MaskPlan
 
 #: Interval tests cost two compares a clause; past this many the mask expression itself is cheaper.
 MAX_LIMIT_CLAUSES = 3
@@ -32,8 +32,8 @@ def _is_zero(e: Expr) -> bool:
     return isinstance(e, Const) and e.value == 0
 
 
-def plan_mask(form: MaskForm, compute: ComputePlan) -> MaskPlan:
-    """Split the KV walk into tiles that need no mask and tiles that do.
+def plan_mask(form: MaskForm, warpgroups: int) -> MaskPlan:
+    """Split the KV walk into tiles that need no mask and tiles that do. `warpgroups`: how many share a row tile.
 
     Rewrite   for n_block in all: S += mask(n_block)
               --> masked right edge ; unmasked interior ; masked left edge
@@ -53,5 +53,5 @@ def plan_mask(form: MaskForm, compute: ComputePlan) -> MaskPlan:
         has_right_edge=edge or not one,
         has_interior=interior,
         has_left_edge=lower and interior,
-        ranges_per_warpgroup=one and compute.warpgroups > 1 and (edge or lower),
+        ranges_per_warpgroup=one and warpgroups > 1 and (edge or lower),
     )

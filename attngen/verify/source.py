@@ -59,15 +59,18 @@ def source_faults(text: str, plan_set: PlanSet, tree: ast.Module | None = None) 
         compile(tree, "<generated>", "exec")
     except (SyntaxError, ValueError) as fault:
         return [_unparsable(fault)]
-    nodes = tuple(ast.walk(tree))
     return [
-        *_reach(nodes),
-        *_statements(tree),
-        *_names(tree, nodes, plan_set),
+        *general_faults(text, tree),
+        *_names(tree, tuple(ast.walk(tree)), plan_set),
         *_numbers(tree, plan_set),
         *ledger_faults(tree, plan_set.plans[0]),
-        *_long_lines(text),
     ]
+
+
+def general_faults(text: str, tree: ast.Module) -> list[str]:
+    """What is wrong with the text of any kernel: imports, calls, what runs on import, doubles, long lines."""
+    nodes = tuple(ast.walk(tree))
+    return [*_reach(nodes), *_statements(tree), *_twice(nodes), *_long_lines(text)]
 
 
 def _long_lines(text: str) -> list[str]:
@@ -102,11 +105,15 @@ def _statements(tree: ast.Module) -> Iterator[str]:
             yield f"line {node.lineno} runs on import: {type(node).__name__}"
 
 
-def _names(tree: ast.Module, nodes: Sequence[ast.AST], plan_set: PlanSet) -> Iterator[str]:
-    """Definitions that must stand once."""
+def _twice(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    """Functions and classes that one scope defines twice."""
     for scope in (n for n in nodes if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef)):
         names = Counter(n.name for n in scope.body if isinstance(n, ast.FunctionDef | ast.ClassDef))
         yield from (f"defines {n} twice" for n, count in sorted(names.items()) if count > 1)
+
+
+def _names(tree: ast.Module, nodes: Sequence[ast.AST], plan_set: PlanSet) -> Iterator[str]:
+    """Definitions that must stand once."""
     module = Counter(n for node in tree.body if isinstance(node, ast.Assign) for n in _targets(node))
     turn = ["BARRIER_TURN"] if plan_set.plans[0].schedule.pingpong else []
     for word in sorted({*_MODULE, *turn, *module}):

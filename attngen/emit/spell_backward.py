@@ -1,0 +1,84 @@
+"""A BackwardPlanSet spelled for the templates: the BackwardView of `view`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attngen.emit.exprs import CutePrinter
+from attngen.emit.header import backward_docstring, clipped, spelled
+from attngen.emit.spell import ARGS, call_text, common_fields, formula, literal, uses
+from attngen.emit.straight import straight_line
+from attngen.emit.view import BackwardTile, BackwardView, Formula
+from attngen.ir.backward import BackwardPlan, BackwardPlanSet
+from attngen.ir.gradient import GradientKind
+from attngen.passes.backward.memory import TURN_WORDS
+
+_FIXED = (
+    "q", "k", "v", "o", "do", "lse", "dlse", "dq", "dk", "dv", "workspace", "softmax_scale", "workers",
+)  # fmt: skip
+
+
+def extra_outputs(plan_set: BackwardPlanSet) -> Sequence[str]:
+    """Names of the buffers that the compiled function takes last."""
+    has_sink = any(c.kind is GradientKind.SINK for c in plan_set.gradient.contributions)
+    return ("d_sink",) if has_sink else ()
+
+
+def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, object]) -> BackwardView:
+    """Spell a BackwardPlanSet for the templates."""
+    spec, gradient, first = plan_set.spec, plan_set.gradient, plan_set.plans[0]
+    c = first.compute
+    printer = CutePrinter()
+    common = common_fields(plan_set, printer, c, first.mask)
+    outputs = extra_outputs(plan_set)
+    has_slope = c.has_score and not gradient.is_identity
+    score, slope = Formula("", "", ()), ""
+    if c.has_score:
+        lines, texts = straight_line(printer, [gradient.score, *([gradient.slope] if has_slope else [])], ARGS["pair"])
+        score, slope = Formula(clipped(spelled(spec.score)), texts[0], lines), texts[-1] if has_slope else ""
+    return BackwardView(
+        **common,
+        docstring=backward_docstring(plan_set, outputs),
+        summary=f"dQ, dK, dV of attention for {plan_set.target}",
+        meta=literal(meta),
+        call=call_text(_FIXED, common["arguments"], outputs),
+        is_differentiated=True,
+        score=score,
+        has_slope=has_slope,
+        slope=slope,
+        slope_note=", and d score / d s" if has_slope else "",
+        slope_is_finite=gradient.is_finite,
+        to_log2="LOG2E" if c.has_score else "w.scale_log2",
+        kept="P times the score's slope" if has_slope else "P",
+        has_sink=bool(outputs),
+        sink=formula(printer, spec.sink if outputs else None, "row"),
+        uses=uses(printer),
+        plans=tuple(_tile(p) for p in plan_set.plans),
+        deterministic=plan_set.deterministic,
+        turn_words=TURN_WORDS,
+        turns_note=", turns [tile][warpgroup]" if plan_set.deterministic else "",
+        ds_stages=first.memory.ds_stages,
+        true_head_dim_qk=c.head_dim_qk,
+        true_head_dim_v=c.head_dim_v,
+        row_lanes_qk=_lanes(c.head_dim_qk),
+        row_lanes_v=_lanes(c.head_dim_v),
+    )
+
+
+def _lanes(head_dim: int) -> int:
+    """Threads that share a row in `prepare` and `finish`: a power of two, eight elements each."""
+    return 1 << (-(-head_dim // 8) - 1).bit_length()
+
+
+def _tile(p: BackwardPlan) -> BackwardTile:
+    return BackwardTile(
+        tile_m=p.compute.tile_m,
+        warpgroups=p.compute.warpgroups,
+        q_stages=p.memory.q_stages,
+        do_stages=p.memory.do_stages,
+        dq_stages=p.memory.dq_stages,
+        dq_transposed=p.compute.dq_transposed,
+        drains=p.compute.drains,
+        producer_registers=p.schedule.roles[0].registers,
+        consumer_registers=p.schedule.roles[-1].registers,
+    )

@@ -1,0 +1,100 @@
+"""BackwardPlan: every decision about a backward, in the slots of `plan.KernelPlan`.
+
+One step of the main kernel takes one query tile against the CTA's KV tile. The walk of a KV tile n, as every consumer
+of a plan (kernel, plan execution, cost) understands it: the query heads of its KV head one after the other, and of each
+the query tiles m, ascending, for which n lies in the live tiles of m as `plan` defines them with this plan's tile_m and
+tile_n. A step is masked unless some clause of the mask form keeps all of n for every row of m (and, with a score,
+unless m lies within seqlen_q).
+"""
+
+from __future__ import annotations
+
+from attngen.ir.base import Node
+from attngen.ir.gradient import GradientForm
+from attngen.ir.plan import Buffer, Cost, LaunchPlan, MaskPlan, Rejected, SchedulePlan
+from attngen.ir.spec import AttentionSpec
+from attngen.ir.types import DType
+
+
+class BackwardCompute(Node):
+    """MMA shapes, and who computes what. tile_n = 64 * warpgroups keys belong to a CTA, 64 to each warpgroup.
+
+    S^T = K Q^T and dP^T = V dO^T come out with keys as rows, so that P^T and dS^T are register operands of
+    dV += P^T dO and dK += dS^T Q.
+    """
+
+    dtype: DType
+    tile_m: int
+    tile_n: int
+    warpgroups: int
+    head_dim_qk: int
+    head_dim_v: int
+    #: Extents in shared memory and MMA: next multiple of 16; TMA fills the rest with zeros.
+    head_dim_qk_padded: int
+    head_dim_v_padded: int
+    #: dQ^T = K^T dS^T instead of dQ = dS K, for tiles whose rows are no multiple of 64.
+    dq_transposed: bool
+    #: dV and dK are waited for before dQ starts: their operands' registers are needed.
+    drains: bool
+    #: Scores beyond scaling: evaluated element by element, with their slope.
+    has_score: bool
+    #: Registers that expressions evaluated element by element take beside the fragments.
+    expression_registers: int = 0
+
+    @property
+    def dq_shape(self) -> tuple[int, int]:
+        """Rows and columns of dQ's GEMM."""
+        m, d = self.tile_m, self.head_dim_qk_padded
+        return (d, m) if self.dq_transposed else (m, d)
+
+    @property
+    def dq_by_rows(self) -> bool:
+        """The warpgroups share out the rows of dQ's GEMM, else its columns."""
+        return self.dq_shape[0] == 64 * self.warpgroups
+
+    @property
+    def dq_columns(self) -> int:
+        """Columns of dQ's GEMM that one warpgroup computes."""
+        return self.dq_shape[1] if self.dq_by_rows else self.dq_shape[1] // self.warpgroups
+
+
+class BackwardMemory(Node):
+    """Shared memory, registers, and the fp32 workspace in global memory."""
+
+    q_stages: int
+    do_stages: int
+    ds_stages: int
+    dq_stages: int
+    buffers: tuple[Buffer, ...]
+    smem_bytes: int
+    smem_limit: int
+    #: fp32/packed registers a consumer thread holds at its fullest point.
+    fragment_registers: int
+    register_limit: int
+    #: fp32 words of workspace for each query tile of each head: dQ sums, LSE, D, and turns where deterministic.
+    workspace_per_tile: int
+
+
+class BackwardPlan(Node):
+    """One tile plan of the backward's main kernel; `prepare` and `finish` follow from it."""
+
+    name: str
+    compute: BackwardCompute
+    mask: MaskPlan
+    schedule: SchedulePlan
+    memory: BackwardMemory
+    launch: LaunchPlan
+    cost: Cost
+
+
+class BackwardPlanSet(Node):
+    """What one generated backward holds. Plan i serves max(seqlen_q, seqlen_kv) <= limits[i], the last one all."""
+
+    spec: AttentionSpec
+    target: str
+    gradient: GradientForm
+    deterministic: bool
+    plans: tuple[BackwardPlan, ...]
+    limits: tuple[int, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+    others: tuple[BackwardPlan, ...] = ()

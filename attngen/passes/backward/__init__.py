@@ -1,0 +1,1 @@
+"""The planners of the backward: one module a slot, as in `attngen.passes`."""

@@ -1,0 +1,93 @@
+"""compute: MMA shapes of one backward candidate, how dQ is shared out, and whether the fragments fit the registers."""
+
+from __future__ import annotations
+
+from attngen.ir.backward import BackwardCompute
+from attngen.ir.base import Node
+from attngen.ir.expr import Load, Param, walk
+from attngen.ir.forms import MaskForm
+from attngen.ir.gradient import GradientForm
+from attngen.ir.spec import AttentionSpec
+from attngen.passes.base import Reject
+from attngen.passes.compute import CAPTURED_REGISTERS, COORDINATE_REGISTERS, padded
+from attngen.passes.mask_plan import element_test
+from attngen.targets import sm90
+
+WARPGROUPS = 2
+
+
+class Candidate(Node):
+    """What the search enumerates; everything else follows."""
+
+    tile_m: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.tile_m}x{64 * WARPGROUPS}"
+
+
+def expression_registers(form: MaskForm, gradient: GradientForm, has_score: bool) -> int:
+    """What element-wise expressions hold beside the fragments: coordinates, and captured values in flight."""
+    exprs = [gradient.score, gradient.slope] if has_score else []
+    if element_test(form) == "elements":
+        exprs.append(form.mask)
+    if not exprs:
+        return 0
+    captured = {n for e in exprs for n in walk(e) if isinstance(n, Load | Param)}
+    return COORDINATE_REGISTERS + CAPTURED_REGISTERS * len(captured)
+
+
+def plan_compute(
+    spec: AttentionSpec, form: MaskForm, gradient: GradientForm, candidate: Candidate
+) -> BackwardCompute | Reject:
+    """Fix the MMA shapes of a candidate.
+
+    Rewrite   (head dims, tile_m) -> S^T, dP^T m64 n{tile_m}; dV m64 n{head_dim_v} and dK m64 n{head_dim_qk} with their
+              left operands from registers; dQ by rows (tile_m = 128), by columns (64), transposed (head_dim_qk a
+              multiple of 64)
+    Keeps     the head dims' meaning: padding columns are zeros that TMA fills and clips
+    Rejects   tiles whose dQ no WGMMA shape covers; fragments that leave too few registers
+    Sources   FlashAttention-3 (arXiv:2407.08608) appendix B; docs/performance.md for dQ one step behind
+    """
+    m, n = candidate.tile_m, 64 * WARPGROUPS
+    qk, v = padded(spec.head_dim_qk), padded(spec.head_dim_v)
+    transposed = m not in (64, n)
+    if transposed and qk % 64:
+        return Reject("compute", f"dQ^T = K^T dS^T takes head_dim_qk in multiples of 64, not {qk}", 2.0)
+    has_score = gradient.score.kind != "atom"
+    extra = expression_registers(form, gradient, has_score)
+    sums = (qk + v) // 2
+    dq = m * qk // (2 * n)  # fp32 words of a thread
+    scores = sums + m + extra  # S and dP
+    overlapped = sums + m // 2 + dq  # P and dS packed, operands of dV and dK that still run
+    room = sm90.REGISTERS[WARPGROUPS][1] - sm90.REGISTER_OVERHEAD
+    drains = overlapped > room
+    needed = max(scores, sums + dq if drains else overlapped)
+    if needed > room:
+        return Reject(
+            "compute",
+            f"registers {needed} + {sm90.REGISTER_OVERHEAD} of {sm90.REGISTERS[WARPGROUPS][1]}: dK {qk // 2}, "
+            f"dV {v // 2}, S and dP {m}" + (f", expressions {extra}" if extra else ""),
+            needed / room,
+        )
+    return BackwardCompute(
+        dtype=spec.dtype,
+        tile_m=m,
+        tile_n=n,
+        warpgroups=WARPGROUPS,
+        head_dim_qk=spec.head_dim_qk,
+        head_dim_v=spec.head_dim_v,
+        head_dim_qk_padded=qk,
+        head_dim_v_padded=v,
+        dq_transposed=transposed,
+        drains=drains,
+        has_score=has_score,
+        expression_registers=extra,
+    )
+
+
+def fragment_registers(c: BackwardCompute) -> int:
+    """Registers of a consumer thread at its fullest point: dK, dV and the larger of (S, dP) and (P, dS, dQ)."""
+    sums = (c.head_dim_qk_padded + c.head_dim_v_padded) // 2
+    dq = c.tile_m * c.head_dim_qk_padded // (2 * c.tile_n)
+    return sums + max(c.tile_m + c.expression_registers, dq if c.drains else c.tile_m // 2 + dq)

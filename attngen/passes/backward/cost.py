@@ -1,0 +1,37 @@
+"""cost: cycles of one full step of the backward's main kernel by unit, for ranking candidates."""
+
+from __future__ import annotations
+
+from attngen.ir.backward import BackwardCompute
+from attngen.ir.expr import Apply, walk
+from attngen.ir.gradient import GradientForm
+from attngen.ir.plan import Cost
+from attngen.targets import sm90
+
+#: Issue slots an element takes: scale and subtract, exp's share, dP - D, times P, two halves of a pack.
+SLOTS = 5.0
+#: Time over the busiest unit's time where two warpgroups fill each other's gaps (measured, docs/performance.md).
+OVERLAP = 1.35
+STEP_CYCLES = 300
+
+
+def step_cost(c: BackwardCompute, gradient: GradientForm) -> Cost:
+    """Cycles that one full step keeps each unit of an SM busy.
+
+    Operands from shared memory, bytes by warpgroup: S, dP read both tiles; dV, dK read dO and Q (P and dS come from
+    registers); dQ reads its halves of dS and K. dS is written once, dQ written and read once in fp32.
+    """
+    qk, v, m, n, wgs = c.head_dim_qk_padded, c.head_dim_v_padded, c.tile_m, c.tile_n, c.warpgroups
+    own = n // wgs
+    rows, _ = c.dq_shape
+    dq_rows = rows // wgs if c.dq_by_rows else rows
+    reads = wgs * ((own + m) * (qk + v) + m * (qk + v) + n * (dq_rows + c.dq_columns))
+    smem = (2 * reads + 2 * m * n + 2 * 4 * m * qk) / sm90.SMEM_BYTES_PER_CYCLE
+    mma = 2 * m * n * (3 * qk + 2 * v) / sm90.MMA_FLOP_PER_CYCLE
+    calls = (
+        [x for e in (gradient.score, gradient.slope) for x in walk(e) if isinstance(x, Apply)] if c.has_score else []
+    )
+    exp = m * n / sm90.EXP_PER_CYCLE
+    issue = m * n * (SLOTS + len(calls)) / sm90.ISSUE_PER_CYCLE
+    busy = max(mma, smem, exp + issue) * OVERLAP + STEP_CYCLES
+    return Cost(mma_cycles=mma, exp_cycles=exp, smem_cycles=smem, issue_cycles=issue, efficiency=mma / busy)

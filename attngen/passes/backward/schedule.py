@@ -1,0 +1,54 @@
+"""schedule: roles of the backward's main kernel and its ledger of pipelines and barriers."""
+
+from __future__ import annotations
+
+from attngen.ir.backward import BackwardCompute, BackwardMemory
+from attngen.ir.plan import NamedBarrier, Pipeline, Role, SchedulePlan
+from attngen.targets import sm90
+
+
+def plan_schedule(c: BackwardCompute, memory: BackwardMemory) -> SchedulePlan:
+    """Assign roles and write down who arrives where.
+
+    Rewrite   KV tile -> one CTA: a TMA producer warp, a reducing thread and 64 keys for each consumer warpgroup
+    Keeps     no barrier between the warpgroups inside the walk: dQ runs one step behind through the ring of dS
+    """
+    n, statistics = c.warpgroups, 4 * c.tile_m
+    producer, consumer = sm90.REGISTERS[n]
+    k_bytes, v_bytes = c.tile_n * c.head_dim_qk_padded * 2, c.tile_n * c.head_dim_v_padded * 2
+    q_bytes, do_bytes = c.tile_m * c.head_dim_qk_padded * 2, c.tile_m * c.head_dim_v_padded * 2
+
+    def pipeline(
+        name: str, buffer: str, stages: int, stage_bytes: int, full: int, empty: int, ends: tuple[str, str]
+    ) -> Pipeline:
+        return Pipeline(
+            name=name, buffer=buffer, stages=stages, producer=ends[0], consumer=ends[1], stage_bytes=stage_bytes,
+            full_arrivals=full, empty_arrivals=empty,
+        )  # fmt: skip
+
+    load, exchange, add = ("producer", "consumers"), ("consumers", "consumers"), ("consumer", "reducer")
+    return SchedulePlan(
+        roles=(
+            Role(name="producer", warps=(0, 1), registers=producer),
+            *(Role(name=f"reducer {w}", warps=(1 + w, 2 + w), registers=producer) for w in range(n)),
+            Role(name="idle", warps=(1 + n, 4), registers=producer),
+            *(Role(name=f"consumer {w}", warps=(4 + 4 * w, 8 + 4 * w), registers=consumer) for w in range(n)),
+        ),
+        pipelines=(
+            pipeline("k", "sK", 1, k_bytes, 1, 0, load),
+            pipeline("v", "sV", 1, v_bytes, 1, 0, load),
+            pipeline("walk", "steps", 1, 0, 1, 0, load),
+            pipeline("q", "sQ", memory.q_stages, q_bytes + statistics, 1, 4 * n, load),
+            pipeline("do", "sdO", memory.do_stages, do_bytes + statistics, 1, 4 * n, load),
+            pipeline("ds", "sdS", memory.ds_stages, 0, 4 * n, 4 * n, exchange),
+            pipeline("dq", "sdQ", memory.dq_stages, 0, 4, 1, add),
+        ),
+        named_barriers=(
+            NamedBarrier(id=0, name="cta", threads=128 * (n + 1)),
+            NamedBarrier(id=1, name="store", threads=128 * n),
+            NamedBarrier(id=2, name="stagger", threads=256),
+        ),
+        pingpong=False,
+        order="linear",
+        l2_group_bytes=0,
+    )

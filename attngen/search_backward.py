@@ -1,0 +1,119 @@
+"""search: from a spec to a BackwardPlanSet. Candidates run through the passes; a static cost ranks what is left."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+from attngen.diag.diagnostic import AttnError, Diagnostic, Label
+from attngen.ir.backward import BackwardPlan, BackwardPlanSet
+from attngen.ir.forms import MaskForm
+from attngen.ir.gradient import GradientForm, GradientKind
+from attngen.ir.plan import LaunchPlan, Rejected
+from attngen.ir.spec import AttentionSpec
+from attngen.passes.backward.compute import Candidate, plan_compute
+from attngen.passes.backward.cost import step_cost
+from attngen.passes.backward.memory import plan_memory
+from attngen.passes.backward.schedule import plan_schedule
+from attngen.passes.backward.serves import why_not
+from attngen.passes.base import Reject
+from attngen.passes.gradient import gradient_form
+from attngen.passes.mask_form import mask_form
+from attngen.passes.mask_plan import plan_mask
+from attngen.stages import staged
+from attngen.targets import sm90
+from attngen.verify.backward import verify
+
+log = logging.getLogger("attngen.plan")
+#: Query rows of a step that are tried.
+TILES_M = (128, 112, 96, 80, 64, 48, 32)
+
+
+def candidates() -> Iterator[Candidate]:
+    """Tall steps first: every step costs its barriers and its latency once."""
+    for tile_m in TILES_M:
+        yield Candidate(tile_m=tile_m)
+
+
+def plan_candidate(
+    spec: AttentionSpec, form: MaskForm, gradient: GradientForm, candidate: Candidate, deterministic: bool
+) -> BackwardPlan | Reject:
+    """Run one candidate through the passes."""
+    compute = plan_compute(spec, form, gradient, candidate)
+    if isinstance(compute, Reject):
+        return compute
+    memory = plan_memory(compute, deterministic)
+    if isinstance(memory, Reject):
+        return memory
+    n = compute.warpgroups
+    return BackwardPlan(
+        name=candidate.name,
+        compute=compute,
+        mask=plan_mask(form, 1),
+        schedule=plan_schedule(compute, memory),
+        memory=memory,
+        launch=LaunchPlan(threads=128 * (n + 1), cluster=(1, 1, 1), launch_registers=sm90.LAUNCH_REGISTERS[n]),
+        cost=step_cost(compute, gradient),
+    )
+
+
+@staged("plan backward")
+def plan_backward(spec: AttentionSpec, target: str = sm90.NAME, *, captured: Sequence[str] = ()) -> BackwardPlanSet:
+    """Choose the tile plan of the backward of `spec` on `target`.
+
+    `captured`: tensors declared `grad` whose gradient is asked for, beside those of q, k and v.
+
+    Raises:
+        AttnError: E0401 the target is unknown; E0402 the spec uses what no backward kernel serves yet; E0403 no
+            candidate fits.
+    """
+    gradient = gradient_form(spec)
+    gradient = gradient.replace(contributions=tuple(c for c in gradient.contributions if c.tensor in captured))
+    deterministic = spec.backward.deterministic
+    reasons = why_not(spec, gradient, target, captured, deterministic)
+    if reasons:
+        raise AttnError(*reasons)
+    form = mask_form(spec)
+    served: list[BackwardPlan] = []
+    rejected: list[Rejected] = []
+    for candidate in candidates():
+        outcome = plan_candidate(spec, form, gradient, candidate, deterministic)
+        if isinstance(outcome, Reject):
+            rejected.append(Rejected(candidate=candidate.name, by=outcome.by, why=outcome.why))
+            log.debug("%s was rejected by %s: %s", candidate.name, outcome.by, outcome.why)
+        else:
+            verify(outcome)
+            served.append(outcome)
+    if not served:
+        raise _nothing_fits(spec, target, rejected)
+    best = min(served, key=_cycles_per_row)
+    return BackwardPlanSet(
+        spec=spec,
+        target=target,
+        gradient=gradient,
+        deterministic=deterministic,
+        plans=(best,),
+        rejected=tuple(rejected),
+        others=tuple(p for p in served if p is not best),
+    )
+
+
+def has_sink_rows(plan_set: BackwardPlanSet) -> bool:
+    """Whether `prepare` writes the gradient of each row's sink."""
+    return any(c.kind is GradientKind.SINK for c in plan_set.gradient.contributions)
+
+
+def _cycles_per_row(p: BackwardPlan) -> float:
+    return p.cost.mma_cycles / p.cost.efficiency / p.compute.tile_m
+
+
+def _nothing_fits(spec: AttentionSpec, target: str, rejected: Sequence[Rejected]) -> AttnError:
+    return AttnError(
+        Diagnostic(
+            "E0403",
+            f"no backward plan fits {target} for head dims {spec.head_dim_qk} and {spec.head_dim_v}",
+            Label(spec.span, "needs gradients") if spec.span else None,
+            notes=tuple(f"{r.candidate} was rejected by {r.by}: {r.why}" for r in rejected[-3:]),
+            helps=("gradients of this spec are computed on CPU tensors",),
+        )
+    )
