@@ -18,6 +18,7 @@ from attngen.source import KernelSource
 from attngen.stages import staged
 
 if TYPE_CHECKING:
+    from attngen.ir.backward import BackwardPlanSet
     from attngen.ir.plan import PlanSet
     from attngen.jit.kernel import Attention
 
@@ -244,35 +245,35 @@ def _attention(
         plan=lambda: planned or _plan(spec, target),
         explain=explain_plan,
         rebuild=lambda other: _twin(other, target, cache),
-        backward=lambda: _backward(spec, target, cache, described),
+        backward=lambda captured: _backward(spec, target, cache, described, captured),
         recipe=(_rebuild, (described, target, str(cache.root) if cache.persistent else None)),
         progress=progress,
     )
 
 
-def _backward(spec: AttentionSpec, target: str, cache: Any, described: str) -> KernelSource:
-    """The generated backward file, a file of its own, remembered like the forward's."""
+def _backward(spec: AttentionSpec, target: str, cache: Any, described: str, captured: tuple[str, ...]) -> KernelSource:
+    """The generated backward file, a file of its own for each set of `captured`, remembered like the forward's."""
     from attngen.jit.sources import recall, remember
 
-    source = recall(cache, described, target, "backward")
+    direction = ",".join(("backward", *captured))
+    source = recall(cache, described, target, direction)
     if source is None:
-        source = _emit_backward(_plan_backward(spec, target))
-        remember(cache, described, target, source, "backward")
+        source = _emit_backward(_plan_backward(spec, target, captured))
+        remember(cache, described, target, source, direction)
     return _dumped(source)
 
 
-def _plan_backward(spec: AttentionSpec, target: str) -> Any:
-    from attngen.search_backward import plan_backward  # type: ignore[import-not-found, unused-ignore]
+def _plan_backward(spec: AttentionSpec, target: str, captured: tuple[str, ...]) -> BackwardPlanSet:
+    from attngen.search_backward import plan_backward
 
-    return plan_backward(spec, target)
+    return plan_backward(spec, target, captured=captured)
 
 
 @staged("emit")
-def _emit_backward(plan_set: Any) -> KernelSource:
-    from attngen.emit.backward import emit_backward  # type: ignore[import-not-found, unused-ignore]
+def _emit_backward(plan_set: BackwardPlanSet) -> KernelSource:
+    from attngen.emit.backward import emit_backward
 
-    source: KernelSource = emit_backward(plan_set)
-    return source
+    return emit_backward(plan_set)
 
 
 def _twin(spec: AttentionSpec, target: str, cache: Any) -> Attention:

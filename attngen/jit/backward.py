@@ -1,7 +1,8 @@
 """The backward of one Attention: a kernel file of its own, made and compiled when a gradient is first needed, and its
 launch; on CPU tensors the reference.
 
-A variant is a compiled set of wanted gradients: what nobody needs is not computed. Its workspace lives as long as one
+A variant is a compiled set of wanted gradients: what nobody needs is not computed. The file depends on the captured
+tensors among them, the compilation on q, k and v. The workspace lives as long as one
 launch, and is the only memory beside the gradients that grows with the inputs.
 """
 
@@ -48,7 +49,7 @@ class Variant:
     #: Entries of the file's `gradients`.
     rows: tuple[Mapping[str, Any], ...]
     #: Wanted captured tensors.
-    learned: frozenset[str]
+    learned: tuple[str, ...]
     #: Two runs may differ in their last bits.
     varies: bool
     loaded: Loaded | None = None
@@ -65,7 +66,7 @@ class Backward:
         target: str,
         cache: KernelCache,
         *,
-        make: Callable[[], KernelSource] | None = None,
+        make: Callable[[tuple[str, ...]], KernelSource] | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.spec = spec
@@ -78,7 +79,7 @@ class Backward:
         self._cache = cache
         self._make = make
         self._progress = progress
-        self._source: KernelSource | None = None
+        self._sources: dict[tuple[str, ...], KernelSource] = {}
         self._lock = threading.RLock()
         self._bhsd = spec.layout is Layout.BHSD
 
@@ -86,12 +87,16 @@ class Backward:
 
     @property
     def source(self) -> KernelSource:
-        """The generated backward file, planned and emitted at first use.
+        """The generated backward file of all gradients; see `source_of`."""
+        return self.source_of(self.learned)
+
+    def source_of(self, learned: tuple[str, ...]) -> KernelSource:
+        """The generated backward file with the gradients of these captured tensors, planned and emitted at first use.
 
         Raises: AttnError E04xx where no backward kernel serves the spec, E0505 for an Attention without a plan.
         """
         with self._lock:
-            if self._source is None:
+            if learned not in self._sources:
                 if self._make is None:
                     raise error(
                         "E0505",
@@ -99,10 +104,10 @@ class Backward:
                         helps=("build the spec", "call it under torch.no_grad(), or detach its inputs"),
                     )
                 try:
-                    self._source = self._make()
+                    self._sources[learned] = self._make(learned)
                 except AttnError as reasons:
                     raise AttnError(*(_with_way_out(d) for d in reasons.diagnostics)) from reasons
-            return self._source
+            return self._sources[learned]
 
     def wanted(self, names: Any) -> Wanted:
         """A wanted set by names; True means all of them. Raises: AttnError E0601 for a name without a gradient."""
@@ -140,13 +145,15 @@ class Backward:
             return self.variants[wanted]
 
     def _variant(self, wanted: Wanted) -> Variant:
-        meta = self.source.meta["backward"]
+        learned = tuple(n for n, on in zip(self.learned, wanted[len(_QKV) :], strict=True) if on)
+        source = self.source_of(learned)
+        meta = source.meta["backward"]
         rows = tuple(meta["gradients"])
         reached = {row["tensor"] for row in rows}
         names = tuple(n for n, on in zip(self.names, wanted, strict=True) if on and (n in _QKV or n in reached))
         loaded = None
         if names:
-            loaded = load(self.source, self._target, self._cache, wanted=names, progress=self._progress)
+            loaded = load(source, self._target, self._cache, wanted=names, progress=self._progress)
         reduced = {r["tensor"] for r in rows if r["kind"] in (GradientKind.ROW, GradientKind.ELEMENT)} | {"q"}
         return Variant(
             functions=loaded.functions if loaded is not None else (),
@@ -154,7 +161,7 @@ class Backward:
             workspace=tuple(int(p["workspace_per_tile"]) for p in meta["plans"]),
             limits=tuple(meta["limits"]),
             rows=rows,
-            learned=frozenset(n for n, on in zip(self.names, wanted, strict=True) if on and n not in _QKV),
+            learned=learned,
             varies=not meta["deterministic"] and not reduced.isdisjoint(names),
             loaded=loaded,
         )
@@ -195,11 +202,11 @@ class Backward:
         tail = (*params, *self._binder.widened(tensors, sizes)) if tensors else params
         call = (ready, variant, (q, k, v, o), lse, do, dlse, (dq, dk, dv), value, sizes, tail)
         found: dict[str, Any] = {}
-        if not (variant.rows or variant.learned):
+        if not variant.learned:
             self._launch(*call, ())
         else:
             by_name = dict(zip(self._binder.tensor_names, tensors, strict=True))
-            made, given = captured.buffers(self.spec, variant.rows, variant.learned, by_name, sizes)
+            made, given = captured.buffers(self.spec, variant.rows, by_name, sizes)
             if variant.functions:
                 self._launch(*call, given)
             named = self._named(params)

@@ -34,25 +34,17 @@ Row = Mapping[str, Any]
 
 
 def buffers(
-    spec: AttentionSpec, rows: Sequence[Row], wanted: frozenset[str], tensors: Mapping[str, Tensor], sizes: Sizes
+    spec: AttentionSpec, rows: Sequence[Row], tensors: Mapping[str, Tensor], sizes: Sizes
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """(what `gradients` takes, what the kernel takes), one tensor a row. Of what is not wanted, a shape without memory.
+    """(what `gradients` takes, what the kernel takes), one tensor a row.
 
     `tensors` are the caller's own, axes of extent 1 not expanded.
     """
-    device = next(iter(tensors.values())).device if tensors else None
     made, given = [], []
     for row in rows:
-        decl = spec.tensor(row["tensor"])
-        own = tensors[decl.name].shape
-        if decl.name not in wanted:
-            shape = extents(row, sizes) or broadcast(tensors[decl.name].detach(), decl, sizes).shape
-            made.append(torch.empty((), dtype=_F32, device=device))
-            given.append(made[-1].expand(shape))
-            continue
-        zeroed = row["kind"] in (GradientKind.ROW, GradientKind.ELEMENT)
-        make = torch.zeros if zeroed else torch.empty
-        made.append(make(extents(row, sizes) or tuple(own), dtype=_F32, device=device))
+        decl, own = spec.tensor(row["tensor"]), tensors[row["tensor"]]
+        make = torch.zeros if row["kind"] in (GradientKind.ROW, GradientKind.ELEMENT) else torch.empty
+        made.append(make(extents(row, sizes) or tuple(own.shape), dtype=_F32, device=own.device))
         given.append(broadcast(made[-1], decl, sizes) if row["kind"] == GradientKind.ELEMENT else made[-1])
     return made, given
 
@@ -69,7 +61,7 @@ def gradients(
     spec: AttentionSpec,
     rows: Sequence[Row],
     made: Sequence[Tensor],
-    wanted: frozenset[str],
+    wanted: Sequence[str],
     params: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     sizes: Sizes,
@@ -79,8 +71,6 @@ def gradients(
     reads: dict[tuple[str, str], Iterator[Contribution]] = {}
     for row, buffer in zip(rows, made, strict=True):
         name, kind = row["tensor"], row["kind"]
-        if name not in wanted:
-            continue
         if kind != GradientKind.ELEMENT:
             if (name, kind) not in reads:
                 reads[name, kind] = iter([c for c in _contributions(spec) if (c.tensor, c.kind) == (name, kind)])
@@ -90,7 +80,7 @@ def gradients(
         name: total[name].to(tensors[name].dtype)
         if name in total
         else torch.zeros(tensors[name].shape, dtype=tensors[name].dtype, device=tensors[name].device)
-        for name in sorted(wanted)
+        for name in wanted
     }
 
 

@@ -72,7 +72,7 @@ class Attention:
         explain: Callable[[PlanSet], str] = repr,
         rebuild: Callable[[AttentionSpec], Attention] | None = None,
         recipe: tuple[Callable[..., Attention], tuple[Any, ...]] | None = None,
-        backward: Callable[[], KernelSource] | None = None,
+        backward: Callable[[tuple[str, ...]], KernelSource] | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.spec = spec

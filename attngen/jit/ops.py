@@ -205,7 +205,9 @@ def _fake_backward(
 ) -> list[Any]:
     attention = _find(handle).in_dtype(q.dtype)
     if q.device.type == "cuda":
-        attention.backward.source  # noqa: B018 - a spec that no backward serves is refused while tracing
+        attention.backward.source_of(  # a spec that no backward serves is refused while tracing
+            tuple(n for n, on in zip(attention.backward.names[3:], wanted[3:], strict=True) if on)
+        )
     learned = [x for x, decl in zip(tensors, attention.spec.tensors, strict=True) if decl.grad]
     made = [*(torch.empty_like(x) for x in (q, k, v)), *(x.new_empty(x.shape) for x in learned)]
     return [x for x, on in zip(made, wanted, strict=True) if on]

@@ -25,7 +25,10 @@ _APART = ("bench", "cli", "docs", "draw", "jit", "ref")
 
 
 def recall(cache: KernelCache, spec: str, target: str, direction: str = "forward") -> KernelSource | None:
-    """The text of a spec (as JSON), if it was generated before by this very generator."""
+    """The text of a spec (as JSON), if it was generated before by this very generator.
+
+    `direction`: forward, or backward and the captured tensors whose gradients it computes.
+    """
     if not cache.persistent:
         return None
     try:

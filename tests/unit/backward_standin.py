@@ -7,6 +7,7 @@ computes every output densely in float64 and fills what it is told not to write 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import jit_standin as standin
 import pytest
 import torch
 
-from attngen.ir.gradient import GradientKind
+from attngen.ir.gradient import Contribution, GradientKind
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
 from attngen.jit import backward, launch
@@ -33,10 +34,16 @@ TILE_M, WORKSPACE = 16, 24
 
 
 def source(
-    spec: AttentionSpec, *, plans: int = 1, limits: tuple[int, ...] = (), body: str = "", deterministic: bool = False
+    spec: AttentionSpec,
+    captured: tuple[str, ...] | None = None,
+    *,
+    plans: int = 1,
+    limits: tuple[int, ...] = (),
+    body: str = "",
+    deterministic: bool = False,
 ) -> KernelSource:
-    """The stand-in's backward file; entries of `gradients` as the spec's contributions say."""
-    rows = [{"tensor": c.tensor, "kind": c.kind.value} for c in gradient_form(spec).contributions]
+    """The stand-in's backward file with the gradients of `captured`, by default all that the spec declares."""
+    rows = [{"tensor": c.tensor, "kind": c.kind.value} for c in contributions(spec, captured)]
     meta: dict[str, Any] = {
         "kernel_id": f"{spec.name}_bwd_sm_90a_{hashlib.sha256(spec.model_dump_json().encode()).hexdigest()[:8]}",
         "direction": "backward",
@@ -56,6 +63,11 @@ def source(
     meta["body_sha256"] = body_sha256(text.replace("@META@", repr(meta)))
     text = text.replace("@META@", repr(meta))
     return KernelSource(text, meta["kernel_id"], hashlib.sha256(text.encode()).hexdigest())
+
+
+def contributions(spec: AttentionSpec, captured: Collection[str] | None) -> list[Contribution]:
+    """Those of `captured` (None: all), in the order in which a file has them."""
+    return [c for c in gradient_form(spec).contributions if captured is None or c.tensor in captured]
 
 
 class Kernel:
@@ -102,9 +114,7 @@ class Kernel:
         self._write(dq, "q", ds @ k_, 1)
         self._write(dk, "k", ds.transpose(-1, -2) @ q_, group)
         self._write(dv, "v", p.transpose(-1, -2) @ do_, group)
-        for c, buffer in zip(form.contributions, extra, strict=True):
-            if c.tensor not in self.wanted:
-                continue
+        for c, buffer in zip(contributions(spec, self.wanted), extra, strict=True):
             if c.kind is GradientKind.SINK:
                 sink = torch.broadcast_to(evaluate(spec.sink, env, tensors, clamp=True), delta.shape)
                 buffer.copy_((-(sink - lse.double()[..., None]).exp() * delta).squeeze(-1))
@@ -178,7 +188,7 @@ def attached(
         standin.source(standin.plain()),
         "sm_90a",
         KernelCache(tmp_path),
-        backward=lambda: source(spec, **keywords),
+        backward=lambda captured: source(spec, captured, **keywords),
     )
     made.launcher.functions = (forward(spec),)
     made.launcher.ready[-1] = (DeviceState(-1, 132), 132)

@@ -29,8 +29,9 @@ def stubbed(spec: Any, function: Any, plans: int = 1, limits: tuple[int, ...] = 
     """An Attention whose launches on CPU tensors call `function` as a kernel's entry point."""
     source = standin.source(spec, plans=plans, limits=limits)
     cache = KernelCache(Path(tempfile.gettempdir()) / "attngen-bench")
-    file = backward_standin.source(spec)
-    attention = Attention(spec, source, "sm_90a", cache, backward=lambda: file)
+    attention = Attention(
+        spec, source, "sm_90a", cache, backward=lambda captured: backward_standin.source(spec, captured)
+    )
     loaded = Loaded((function,), Entry(Path(), Path(), ()), 0.0)
     backward.load = lambda *_, **__: loaded  # type: ignore[assignment]
     launch._current_device, launch._raw_stream, launch._capturing = lambda: -1, lambda index: 0, lambda: False

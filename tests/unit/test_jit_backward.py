@@ -112,7 +112,7 @@ def test_forward_users_pay_nothing(attach: Any) -> None:
         with mode:
             assert not attn(*qkv, **named).requires_grad
     assert not attn(*(x.detach() for x in qkv), bias=named["bias"].detach()).requires_grad
-    assert not kernels.made and attn.backward._source is None
+    assert not kernels.made and not attn.backward._sources
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -238,7 +238,7 @@ def test_no_keys_and_a_sink(attach: Any) -> None:
 def test_a_spec_that_no_backward_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attach: Any) -> None:
     attn, _ = attach()
 
-    def refuse() -> Any:
+    def refuse(captured: tuple[str, ...]) -> Any:
         raise error("E0402", "sm_90a kernels do not serve this yet", helps=("use softmax",))
 
     attn.backward._make = refuse
@@ -344,7 +344,7 @@ def test_the_generated_file_is_remembered(tmp_path: Path, monkeypatch: pytest.Mo
     text = "attn 1\nattention remembered {\n  head_dim = 64\n}\n"
     planned: list[AttentionSpec] = []
 
-    def plan_backward(spec: AttentionSpec, target: str = "sm_90a") -> AttentionSpec:
+    def plan_backward(spec: AttentionSpec, target: str, *, captured: tuple[str, ...]) -> AttentionSpec:
         planned.append(spec)
         return spec
 
@@ -386,7 +386,7 @@ def test_compile_load_and_hit(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
             jit_standin.source(PLAIN),
             "sm_90a",
             KernelCache(tmp_path),
-            backward=lambda: standin.source(PLAIN, plans=2, limits=(64,)),
+            backward=lambda captured: standin.source(PLAIN, captured, plans=2, limits=(64,)),
             progress=lambda *step: steps.append(step),
         )
 

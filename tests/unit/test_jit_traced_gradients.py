@@ -79,7 +79,10 @@ def test_only_what_is_wanted(rich: Attention) -> None:
 
             return aot_autograd(fw_compiler=keep, bw_compiler=keep)(graph, inputs)
 
-        out = torch.compile(lambda *t: rich(*t, **named, return_lse=True), fullgraph=True, backend=backend)(*x)
+        def call(*t: Any, named: Any = named) -> Any:
+            return rich(*t, **named, return_lse=True)
+
+        out = torch.compile(call, fullgraph=True, backend=backend)(*x)
         loss(*out).backward()
         assert same(x, named, eager(rich, x, named))
         (node,) = seen
@@ -96,10 +99,7 @@ def test_inductor(bhsd: Attention) -> None:
 
     g = torch.Generator().manual_seed(0)
     x, w = torch.randn(2, 24, 96, generator=g).to(BF16), torch.randn(96, 512, generator=g).to(BF16) * 0.1
-    a, b = (
-        (x.clone().requires_grad_(), w.clone().requires_grad_()),
-        (x.clone().requires_grad_(), w.clone().requires_grad_()),
-    )
+    a, b = ([t.clone().requires_grad_() for t in (x, w)] for _ in range(2))
     torch.compile(layer, fullgraph=True)(*a).backward()
     layer(*b).backward()
     assert all(close(s.grad, t.grad.double()) for s, t in zip(a, b, strict=True))
@@ -195,12 +195,8 @@ def test_opcheck(rich: Attention, bhsd: Attention) -> None:
 def test_the_operator_differentiates(rich: Attention) -> None:
     args = arguments(rich)
     loss(*torch.ops.attngen.forward(*args)).backward()
-    names = ("sinks", "bias", "fixed")
-    assert same(
-        args[1:4],
-        dict(zip(names, args[4], strict=True)),
-        eager(rich, args[1:4], dict(zip(names, args[4], strict=True))),
-    )
+    named = dict(zip(("sinks", "bias", "fixed"), args[4], strict=True))
+    assert same(args[1:4], named, eager(rich, args[1:4], named))
     with torch.no_grad():
         assert not torch.ops.attngen.forward(*args)[0].requires_grad
     o, lse = torch.ops.attngen.forward(*args)
