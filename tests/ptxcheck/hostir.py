@@ -34,6 +34,7 @@ class HostCode:
         self.functions: dict[str, _Function] = {}
         self.externals = externals
         self._globals: dict[str, str] = {}
+        self._initials: dict[str, bytes] = {}  # of globals, read when first asked for
         self._addresses: dict[str, int] = {}
         self._at: dict[int, str] = {}
         self.memory = HostMemory()
@@ -77,6 +78,11 @@ class HostCode:
         return self._addresses[name]
 
     def _initial(self, name: str, rest: str) -> bytes:
+        if name not in self._initials:
+            self._initials[name] = self._read_initial(name, rest)
+        return self._initials[name]
+
+    def _read_initial(self, name: str, rest: str) -> bytes:
         if m := re.match(r'\("((?:[^"\\]|\\.)*)"\)', rest):
             return unquote(m[1])
         kind = parse_type(rest[rest.rindex("} : ") + 4 :])

@@ -76,7 +76,7 @@ def fence(b: Build, i: Inst) -> Step:
     """Orders the warp's register accesses before the wgmmas that follow."""
 
     def step(w: Warp) -> Signal:
-        warpgroup(w).sides[w.id % 4].fenced = list(w.regs)
+        warpgroup(w).sides[w.id % 4].fence()
         return None
 
     return _whole(step)

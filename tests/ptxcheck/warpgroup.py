@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import pairwise
-from operator import is_
+from operator import is_, itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -24,6 +24,7 @@ from ptxcheck.sched import AsyncOp
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ptxcheck.build import Program
     from ptxcheck.machine import Cta, Warp
     from ptxcheck.ptx import Inst
 
@@ -119,6 +120,27 @@ def _span(numbers: Registers) -> slice | None:
     return None
 
 
+class Watched:
+    """The registers of a kernel that wgmmas use: what a wgmma.fence takes note of."""
+
+    def __init__(self, program: Program) -> None:
+        self.numbers = sorted(program.numbers[name] for name in program.async_registers)
+        self.at = {k: place for place, k in enumerate(self.numbers)}  # places of consecutive numbers are consecutive
+        self._get = itemgetter(*self.numbers) if len(self.numbers) > 1 else None
+
+    def values(self, regs: list[Any]) -> list[Any]:
+        return list(self._get(regs)) if self._get else [regs[k] for k in self.numbers]
+
+
+def watched(program: Program) -> Watched:
+    """One for each program."""
+    known = vars(program)
+    if "watched" not in known:
+        known["watched"] = Watched(program)
+    found: Watched = known["watched"]
+    return found
+
+
 class Held:
     """Accumulators of a warp in flight."""
 
@@ -137,9 +159,14 @@ class Side:
         self.issued = 0
         self.committed: list[int] = []  # of each group: operations issued before its commit
         self.waited = 0  # operations that were waited for
-        self.fenced: list[Any] | None = None  # registers as they were at the last wgmma.fence
+        self.watched: Watched = watched(warp.program)
+        self.fenced: list[Any] | None = None  # the watched registers as they were at the last wgmma.fence
         self.sums: dict[Registers, Held] = {}
         self.a: dict[int, tuple[int, Any]] = {}  # registers that hold A: last operation, value
+
+    def fence(self) -> None:
+        """wgmma.fence: wgmmas that follow may use the registers as they are now."""
+        self.fenced = self.watched.values(self.warp.regs)
 
     # ---- registers
     def _values(self, numbers: Registers, span: slice | None) -> list[Any]:
@@ -153,7 +180,9 @@ class Side:
         if fenced is None:
             w.fault("wgmma-order", "the first wgmma.mma_async of this warp, with no wgmma.fence before it")
             return
-        then = fenced[span] if span is not None else [fenced[k] for k in numbers]
+        at = self.watched.at
+        first = at[numbers[0]]
+        then = fenced[first : first + len(numbers)] if span is not None else [fenced[at[k]] for k in numbers]
         for k, v in zip(numbers, values, strict=True):
             if v.__class__ is Poison:
                 w.poisoned(k, f"used as {what}")
@@ -212,30 +241,31 @@ class Side:
             out.append(v.view(np.uint32))
         return np.array(out)
 
+    def _give_back(self, numbers: Registers, values: list[Any], span: slice | None) -> None:
+        """What an operation leaves in registers needs no wgmma.fence before the next one."""
+        regs, fenced, at = self.warp.regs, self.fenced, self.watched.at
+        if span is not None:
+            regs[span] = values
+        else:
+            for k, v in zip(numbers, values, strict=True):
+                regs[k] = v
+        if fenced is not None:
+            for k, v in zip(numbers, values, strict=True):
+                fenced[at[k]] = v
+
     def settle(self, finished: int) -> None:
         """Operations before number `finished` were waited for: their registers are the warp's again."""
         w = self.warp
-        regs, fenced = w.regs, self.fenced
         row = 16 * (w.id % 4)
         sums = warpgroup(w).sums
         for numbers, held in [x for x in self.sums.items() if x[1].last < finished]:
             del self.sums[numbers]
             values = list(wgmma.to_registers(sums[numbers][row : row + 16], held.mma.shape.d))
-            if held.mma.span is not None:
-                regs[held.mma.span] = values
-                if fenced is not None:
-                    fenced[held.mma.span] = values
-            else:
-                for k, v in zip(numbers, values, strict=True):
-                    regs[k] = v
-                    if fenced is not None:
-                        fenced[k] = v
+            self._give_back(numbers, values, held.mma.span)
         for k, (last, v) in list(self.a.items()):
             if last < finished:
                 del self.a[k]
-                regs[k] = v
-                if fenced is not None:
-                    fenced[k] = v
+                self._give_back((k,), [v], None)
         self.waited = max(self.waited, finished)
 
 
