@@ -10,7 +10,13 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 
 class Scale:
-    """x *= alpha in a launch of its own, then x += 1 in another with a cluster of two and PDL."""
+    """x *= alpha in a launch of its own, then x += 1 in another with a cluster of two and PDL.
+
+    Without `waits` the second does not wait for the first: the fault that PDL invites.
+    """
+
+    def __init__(self, waits: bool = True):
+        self.waits = waits
 
     @cute.jit
     def __call__(self, x: cute.Tensor, alpha: cutlass.Float32, stream: Any):
@@ -28,15 +34,16 @@ class Scale:
 
     @cute.kernel
     def increment(self, x: cute.Tensor):
-        cute.arch.griddepcontrol_wait()
+        if cutlass.const_expr(self.waits):
+            cute.arch.griddepcontrol_wait()
         i = cute.arch.block_idx()[0] * 64 + cute.arch.thread_idx()[0]
         if i < cute.size(x):
             x[i] = x[i] + 1.0
 
 
-def compile_scale(arch: str = "sm_90a") -> Any:
+def compile_scale(arch: str = "sm_90a", waits: bool = True) -> Any:
     """`f(x, alpha)` for a vector of fp32 of any stride."""
     x = make_fake_tensor(cutlass.Float32, (cute.sym_int(),), (cute.sym_int64(),), assumed_align=4)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     options = f"--enable-tvm-ffi --gpu-arch {arch} --keep-ptx --generate-line-info"
-    return cute.compile(Scale(), x, cutlass.Float32(1.0), stream, options=options)
+    return cute.compile(Scale(waits), x, cutlass.Float32(1.0), stream, options=options)
