@@ -462,7 +462,7 @@ st.shared::cluster.b32 [%r7], %r5;
 END:
 {tail}
 """
-    found(Kernel(body.format(tail=""), grid=2, cluster=2, shared=64, params=0, threads=32), "exited-peer")
+    found(Kernel(body.format(tail=""), grid=2, cluster=2, shared=64, params=0, threads=32), "exited-peer", every=True)
     clean(Kernel(body.format(tail=BARRIER), grid=2, cluster=2, shared=64, params=0, threads=32))
 
 
@@ -506,3 +506,10 @@ def test_unknown_forms_are_named() -> None:
 
     with pytest.raises(UnknownInstruction, match="ldmatrix"):
         Kernel("ldmatrix.sync.aligned.m8n16.x1.shared.b8x16.b6x16_p32 {%r1}, [%r2];")
+
+
+def test_the_non_coherent_path_is_for_read_only_data() -> None:
+    body = OWN + "{store} bar.sync 0; ld.global.nc.b32 %r9, [%rd8]; st.global.b32 [%rd8+256], %r9;"
+    clean(Kernel(body.format(store="")), out(128))
+    report = found(Kernel(body.format(store="st.global.b32 [%rd8], %r0;")), "race", out(128), every=True)
+    assert "non-coherent" in report.faults[0].message

@@ -423,6 +423,23 @@ barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
     assert kinds(kernel(fence, "bar.sync 0;")) & {"barrier-unsynchronised", "barrier-uninitialised"}
 
 
+def test_a_remote_signal_must_be_waited_for_before_exit() -> None:
+    body = """
+mov.u32 %r4, smem;
+mov.u32 %r5, %cluster_ctarank;
+setp.eq.u32 %p1, %r0, 0;
+@%p1 mbarrier.init.shared.b64 [%r4], 1;
+barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+xor.b32 %r6, %r5, 1;
+mapa.shared::cluster.u32 %r7, %r4, %r6;
+@%p1 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r7];
+{wait}
+"""
+    wait = "W: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [%r4], 0; @!%p2 bra W;"
+    clean(Kernel(body.format(wait=wait), params=0, shared=64, grid=2, cluster=2))
+    found(Kernel(body.format(wait=""), params=0, shared=64, grid=2, cluster=2), "exited-peer", every=True)
+
+
 # ------------------------------------------------------------------------------------------- launches and registers
 def test_dependent_launch_must_wait() -> None:
     a, b = np.zeros(64, np.uint32), np.zeros(64, np.uint32)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ptxcheck.hb import Actor, Clock, place
+from ptxcheck.hb import Actor, Clock, Epochs, place
 
 if TYPE_CHECKING:
     from ptxcheck.machine import Cta
@@ -23,7 +23,7 @@ MAX_COUNT = (1 << 20) - 1  # of arrivals; transaction bytes lie in [-MAX_COUNT, 
 class Mbarrier:
     """One object. `phase` counts all phases since init; its lowest bit is the parity of the current one."""
 
-    __slots__ = ("completed", "count", "current", "flying", "init", "known", "pending", "phase", "site", "tx")
+    __slots__ = ("completed", "count", "current", "flying", "init", "known", "pending", "phase", "remote", "site", "tx")
 
     def __init__(self, count: int, init: tuple[int, int], clock: Clock, site: Any) -> None:
         self.count = self.pending = count
@@ -34,6 +34,8 @@ class Mbarrier:
         self.current = clock  # what the current phase's arrivals released
         self.completed = clock  # the same of the phase before
         self.flying = 0  # bytes of copies on their way
+        # The last signal from other CTAs, by chain: epoch, who, where.
+        self.remote: dict[int, tuple[int, str, Any]] = {}
         self.site = site
 
     def __str__(self) -> str:
@@ -164,6 +166,8 @@ class Barriers:
         self._maybe_complete(at, b, actor)
 
     def _release(self, b: Mbarrier, actor: Actor, relaxed: bool) -> None:
+        if actor.home is not self.cta:
+            b.remote[actor.chain] = (actor.epoch, actor.label, actor.site)
         if relaxed:
             self.history.release_relaxed(actor, b.current)
         else:
@@ -216,9 +220,19 @@ class Barriers:
         """A line for each object."""
         return [f"{self.name(a)}: {b}" for a, b in sorted(self.objects.items())]
 
-    def at_exit(self) -> None:
-        """The CTA ends: no phase may be left half done."""
+    def at_exit(self, seen: Epochs) -> None:
+        """The CTA ends, having seen so much: no phase may be left half done, no signal may still come."""
         for at, b in sorted(self.objects.items()):
+            for chain, (epoch, label, site) in b.remote.items():
+                if seen[chain] < epoch:
+                    self.machine.note(
+                        "exited-peer",
+                        f"{self.name(at)} is signalled by another CTA, and no warp of its own CTA waits for that "
+                        "before it exits",
+                        place(label, site),
+                        self._where(b),
+                        (str(site.index),),
+                    )
             if b.tx:
                 what = f"still expects {b.tx} bytes" if b.tx > 0 else f"got {-b.tx} bytes that nothing announced"
                 self.machine.note("barrier-unfinished", f"{self.name(at)} {what} at exit", self._where(b))

@@ -10,7 +10,7 @@ import numpy as np
 
 import ptxcheck
 from ptxcheck import ops_flow
-from ptxcheck.machine import _ALL, _NONE, CONVERGE, FULL, Block, Part, Signal, Warp
+from ptxcheck.machine import ALL_LANES, CONVERGE, FULL, NO_LANES, Block, Part, Signal, Warp
 from ptxcheck.ptx import Addr, Inst, Kernel, Module, Neg, Operand, Pair, Reg, TensorAddr, Vec
 from ptxcheck.table import (
     ASYNC_REGISTERS,
@@ -116,6 +116,10 @@ class Program:
         space, address = found
         return space, address + PARAM_WINDOW if space == "param" else address
 
+    def variable(self, name: str) -> int:
+        """Address of a variable of the module."""
+        return self._symbols[name][1]
+
     def param(self, name: str) -> int:
         """Offset of a parameter in the parameter bytes."""
         return self._params[name].offset
@@ -157,18 +161,14 @@ class Program:
 def _guarded(step: Step, k: int, negated: bool) -> Step:
     """Lanes whose guard is false skip the instruction."""
 
+    lanes = ops_flow.guarded_lanes(k, negated)
+
     def run(w: Warp, m: Array) -> Signal:
-        p = w.regs[k]
-        if p.dtype.kind != "b":
-            p = p.view(bool)
-        if negated:
-            p = ~p
-        if m is not FULL:
-            p = p & m
+        p = lanes(w, m)
         held = p.tobytes()
-        if held == _NONE:
+        if held == NO_LANES:
             return None
-        if held == _ALL:
+        if held == ALL_LANES:
             return step(w, FULL)
         r = step(w, p)
         # Lanes whose guard is false do not wait with the others.

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from ptxcheck.build import Program
 
 Ints = NDArray[np.int64]
 BANKS = 32  # of four bytes each
@@ -33,32 +28,6 @@ def wavefronts(at: Ints, nbytes: int) -> tuple[int, int]:
         total += int(np.bincount(distinct % BANKS).max())
         best += -(-distinct.size // BANKS)
     return total, best
-
-
-def instrumented(program: Program, counters: Counters) -> Program:
-    """The program with steps that count exponentials as well; the one given stays as fast as it was."""
-    out = copy.copy(program)
-    out.steps = list(program.steps)
-    for i in program.kernel.insts:
-        if i.mods[0] == "ex2":
-            guard = None if i.guard is None else (program.numbers[i.guard[0].name], i.guard[1])
-            lanes = 2 if i.mods[-1].endswith("x2") else 1
-            out.steps[i.index] = _counted(program.steps[i.index], counters, lanes, guard)
-    return out
-
-
-def _counted(
-    step: Callable[..., Any], counters: Counters, each: int, guard: tuple[int, bool] | None
-) -> Callable[..., Any]:
-    def run(w: Any, m: Any) -> Any:
-        active = m
-        if guard is not None:
-            p = w.regs[guard[0]].view(np.bool_)
-            active = m & (~p if guard[1] else p)
-        counters.exponentials += each * int(np.count_nonzero(active))
-        return step(w, m)
-
-    return run
 
 
 @dataclass

@@ -110,7 +110,7 @@ class Global:
         low = min(v.address for v in views)
         high = max(v.address + v.span for v in views)
         origin = low & ~15
-        data = np.frombuffer((ctypes.c_uint8 * (high - origin)).from_address(origin), np.uint8)
+        data = np.ctypeslib.as_array((ctypes.c_uint8 * (high - origin)).from_address(origin))
         self._add(Region(low, high, views, data, origin, _covered(views, low, high)), touching)
 
     def register_bytes(self, name: str, address: int, data: Bytes) -> None:
@@ -274,6 +274,15 @@ class Global:
                 "",
                 (),
             )
+
+    def written_now(self, at: Ints) -> str:
+        """The first of the addresses that this launch has written, by name; "" if none."""
+        for a in at.tolist():
+            k = bisect.bisect_right(self._lows, a) - 1
+            r = self.regions[k] if k >= 0 else None
+            if r is not None and r.shadow is not None and a < r.high and r.shadow.written[(a - r.origin) >> self.shift]:
+                return r.name(a)
+        return ""
 
     def clock(self, at: int) -> Clock:
         """The clock of the strong operations on an address."""

@@ -58,6 +58,7 @@ class Event(NamedTuple):
     mode: int
     label: str
     site: Any
+    home: Any = None
 
     @property
     def where(self) -> str:
@@ -104,6 +105,7 @@ class Actor:
         "generic",
         "got",
         "hb",
+        "home",
         "init_chain",
         "is_async",
         "known",
@@ -126,6 +128,7 @@ class Actor:
         self.is_async = is_async
         self.generic = False  # an asynchronous operation that works through the generic proxy (cp.async, st.async)
         self.site: Any = None
+        self.home: Any = None  # the CTA that it belongs to
         self.published: Clock | None = None  # what relaxed writes release
         self.got: Clock | None = None  # what relaxed reads will have acquired at the next fence
         self.init_chain = 0
@@ -180,13 +183,15 @@ class History:
             self.zero = np.zeros(self.capacity, np.int32)
         return len(self._labels) - 1
 
-    def warp(self, label: str) -> Actor:
-        """A new warp, that has seen nothing."""
+    def warp(self, label: str, home: Any = None) -> Actor:
+        """A new warp of a CTA, that has seen nothing."""
         c = self.chain(label)
         self._last[c] += 1
         seen = self.zero.copy()
         seen[c] = OWN
-        return Actor(self, label, c, self._last[c], seen, self.zero, False)
+        warp = Actor(self, label, c, self._last[c], seen, self.zero, False)
+        warp.home = home
+        return warp
 
     def retire(self, actor: Actor) -> None:
         """The actor's CTA has ended: its chains may serve others."""
@@ -256,6 +261,7 @@ class History:
             chain, epoch = channel.chain, channel.epoch
         op = Actor(self, label or f"{first.label} (asynchronous)", chain, epoch, self.fit(seen), self.fit(fenced), True)
         op.site = site
+        op.home = first.home
         op.generic = generic
         return op
 
@@ -275,6 +281,7 @@ class History:
         seen[warp.chain] = warp.epoch - 1
         own = Actor(self, op.label, op.chain, op.epoch, seen, self.fit(warp.fenced), True)
         own.site = op.site
+        own.home = op.home
         return own
 
     def _slot(self, warp: Actor) -> int:
@@ -393,7 +400,7 @@ class History:
         n = self._event_of.get(key)
         if n is None:
             n = self._event_of[key] = len(self.events)
-            self.events.append(Event(actor.chain, actor.epoch, mode, actor.label, site))
+            self.events.append(Event(actor.chain, actor.epoch, mode, actor.label, site, actor.home))
             if n >= self.chain_of.size:
                 for name in ("chain_of", "epoch_of", "fence_of"):
                     old = getattr(self, name)

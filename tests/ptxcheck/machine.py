@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxcheck.barriers import Barriers
-from ptxcheck.counters import Counters, instrumented
+from ptxcheck.counters import Counters
 from ptxcheck.global_memory import Global
 from ptxcheck.hb import Channel, History
 from ptxcheck.memory import SHARED_LIMIT, Shared
 from ptxcheck.named_barriers import ClusterBarrier, NamedBarriers
 from ptxcheck.report import Abandoned, Report
 from ptxcheck.warp import (
-    _ALL,
-    _NONE,
+    ALL_LANES,
     CONVERGE,
     EXIT,
     FULL,
     LANES,
+    NO_LANES,
     YIELD,
     Array,
     Block,
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 # What instructions are written with; they import it from here.
 __all__ = [
+    "ALL_LANES",
     "CONVERGE",
     "EXIT",
     "FULL",
     "LANES",
+    "NO_LANES",
     "YIELD",
-    "_ALL",
-    "_NONE",
     "Array",
     "Block",
     "Cluster",
@@ -166,8 +166,6 @@ class Machine:
         self.rng = random.Random(seed)
         self.report = Report() if report is None else report
         self.counters: Counters | None = self.report.counters
-        if self.counters is not None:
-            self.program = program = instrumented(program, self.counters)
         self.history = History()
         self.async_ = AsyncQueue(self.rng)
         self.waiting: deque[tuple[int, int, int]] = deque()  # clusters that have not started
@@ -187,7 +185,7 @@ class Machine:
         for v in program.module.globals_.values():
             if v.space in ("global", "const"):
                 data = np.frombuffer(v.init, np.uint8) if v.init is not None else np.zeros(v.size, np.uint8)
-                self.global_.register_bytes(v.name, program.symbol(v.name, None)[1], data)
+                self.global_.register_bytes(v.name, program.variable(v.name), data)
         self.global_.begin(self, unsafe)
 
     def run(self) -> Report:

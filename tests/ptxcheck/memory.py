@@ -36,10 +36,10 @@ def typed(data: Bytes) -> dict[int, Any]:
 def gather(words: dict[int, Any], at: Ints, nbytes: int) -> Bytes:
     """`uint8[n, nbytes]` at byte offsets that are multiples of `nbytes` (or of 16, if it is more)."""
     if nbytes in words:
-        return words[nbytes][at // nbytes].view(np.uint8).reshape(-1, nbytes)
+        return np.asarray(words[nbytes][at // nbytes]).view(np.uint8).reshape(-1, nbytes)
     n = 16 if nbytes % 16 == 0 else 4 if nbytes % 4 == 0 else 1
     index = (at // n)[:, None] + np.arange(nbytes // n)
-    return words[n][index].view(np.uint8).reshape(-1, nbytes)
+    return np.asarray(words[n][index]).view(np.uint8).reshape(-1, nbytes)
 
 
 def scatter(words: dict[int, Any], at: Ints, data: Bytes) -> None:

@@ -19,8 +19,8 @@ from ptxcheck.ops_memory import type_of
 from ptxcheck.ops_sync import groups
 from ptxcheck.ptx import Imm, Inst, Neg, Operand, Reg
 from ptxcheck.sched import AsyncOp
-from ptxcheck.spaces import SHARED_WINDOW, owner, shared_addresses
-from ptxcheck.table import DTYPES, Array, Build, Step, op
+from ptxcheck.spaces import owner, shared_addresses
+from ptxcheck.table import DTYPES, SHARED_WINDOW, Array, Build, Step, op
 
 
 # ---------------------------------------------------------------------------------------------------------- cp.async

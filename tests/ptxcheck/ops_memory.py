@@ -13,7 +13,7 @@ from ptxcheck.hb import STRONG, Clock
 from ptxcheck.machine import CONVERGE, FULL, LANES, YIELD, Signal, Warp
 from ptxcheck.memory import OFFSET_MASK, Bytes, Ints
 from ptxcheck.ptx import Inst
-from ptxcheck.table import DTYPES, Array, Build, Step, op
+from ptxcheck.table import DTYPES, LOCAL_WINDOW, SHARED_WINDOW, Array, Build, Step, op
 
 SPACES = ("global", "shared", "local", "param", "const")
 _STRONG = ("relaxed", "volatile", "acquire", "release", "mmio", "acq_rel", "sc")
@@ -72,6 +72,7 @@ def ld(b: Build, i: Inst) -> Step:
     nbytes = size * len(items)
     acquire, strong = i.has("acquire"), any(i.has(x) for x in _STRONG)
     mode = STRONG if strong else 0
+    read_only = i.has("nc")
     watched = space in ("shared", "generic")
 
     def run(w: Warp, m: Array) -> Signal:
@@ -80,6 +81,8 @@ def ld(b: Build, i: Inst) -> Step:
         if m is not FULL:
             at, lanes = at[m], LANES[m]
         data = spaces.load(w, space, lanes, at, nbytes, mode)
+        if read_only and (name := w.machine.global_.written_now(at)):
+            w.fault("race", f"{name} is read through the non-coherent path and this launch writes it", fatal=False)
         if watched and w.machine.counters is not None:
             count(w, i, space, at, nbytes)
         if type_ == "b128":
@@ -120,7 +123,7 @@ def st(b: Build, i: Inst) -> Step:
 
     def values(w: Warp, m: Array) -> Bytes:
         if type_ == "b128":
-            return reads[0](w)[m].view(np.uint8)
+            return np.asarray(reads[0](w)[m], np.uint64).view(np.uint8)
         out = np.empty((32, len(reads)), dtype)
         for k, read in enumerate(reads):
             out[:, k] = read(w)
@@ -151,7 +154,7 @@ def st(b: Build, i: Inst) -> Step:
 def count(w: Warp, i: Inst, space: str, at: Ints, nbytes: int) -> None:
     """Bank conflicts of the lanes that go to the CTA's own shared memory."""
     if space == "generic":
-        at = at[(at >= spaces.SHARED_WINDOW) & (at < spaces.LOCAL_WINDOW)] & OFFSET_MASK
+        at = at[(at >= SHARED_WINDOW) & (at < LOCAL_WINDOW)] & OFFSET_MASK
     counters = w.machine.counters
     assert counters is not None
     counters.access(w.program.kernel.name, i, at, nbytes)

@@ -141,7 +141,7 @@ def mbarrier_wait(b: Build, i: Inst) -> Step:
 
         def passed(test: tuple) -> bool:  # type: ignore[type-arg]
             barriers, at, v, _ = test
-            return barriers.passed(at, v) if parity else barriers.beyond(at, v)
+            return bool(barriers.passed(at, v) if parity else barriers.beyond(at, v))
 
         def settle() -> bool:
             """Write the predicate; whether all passed."""

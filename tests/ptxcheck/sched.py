@@ -315,42 +315,42 @@ def describe(warp: Warp, fragment: Any) -> str:
 
 
 def at_exit(cta: Cta) -> None:
-    """What a CTA must have finished when its last warp ends."""
-    m = cta.machine
-    cta.barriers.at_exit()
-    h = m.history
+    """What a CTA must have finished when its last warp ends: by clocks, so that the schedule does not matter."""
+    m, h = cta.machine, cta.machine.history
     seen = cta.warps[0].clock.seen
     for w in cta.warps[1:]:
         seen = h.join_of(seen, w.clock.seen)
     seen = h.fit(seen)
+    cta.barriers.at_exit(seen)
     shadow = cta.shared.shadow
-    mark = np.zeros(len(h.events), np.bool_)
-    mark[shadow.written] = True
-    for k in np.flatnonzero(mark):
-        e = h.events[k]
-        if e.mode & FLYING and seen[e.chain] < e.epoch:
-            where = shadow.name(int((shadow.written == k).argmax()))
-            m.note(
-                "unwaited-data",
-                f"{where} is written by {e.label}, and no warp of the CTA has waited for it at exit",
-                e.where,
-                "",
-                (str(e.site.index),),
-            )
     assert shadow.read_by is not None
-    sets = np.zeros(len(h.readers), np.bool_)
-    sets[shadow.read_by] = True
-    for k in np.flatnonzero(sets):
+    for k in _used(shadow.written, len(h.events)):
+        _unseen(cta, seen, int(k), shadow.written == k, "written")
+    for k in _used(shadow.read_by, len(h.readers)):
         for event in h.readers[k].values():
-            e = h.events[event]
-            if e.mode & FLYING and seen[e.chain] < e.epoch:
-                where = shadow.name(int((shadow.read_by == k).argmax()))
-                m.note(
-                    "async-in-flight",
-                    f"{where} is read by {e.label}, and no warp of the CTA has waited for that at exit",
-                    e.where,
-                    "",
-                    (str(e.site.index),),
-                )
+            _unseen(cta, seen, event, shadow.read_by == k, "read")
     for check in m.exit_checks:
         check(cta)
+
+
+def _used(numbers: Any, count: int) -> Any:
+    """The distinct numbers, of `count` possible ones."""
+    mark = np.zeros(count, np.bool_)
+    mark[numbers] = True
+    return np.flatnonzero(mark)
+
+
+def _unseen(cta: Cta, seen: Any, event: int, where: Any, how: str) -> None:
+    """Faults for an access to the CTA's shared memory that may come after its exit."""
+    m, e = cta.machine, cta.machine.history.events[event]
+    if seen[e.chain] >= e.epoch or e.site is None:
+        return
+    name = cta.shared.name(int(where.argmax()))
+    key = (str(e.site.index),)
+    if e.mode & FLYING:
+        kind = "async-in-flight" if how == "read" else "unwaited-data"
+        m.note(
+            kind, f"{name} is {how} by {e.label}, and no warp of the CTA has waited for it at exit", e.where, "", key
+        )
+    elif e.home is not cta:
+        m.note("exited-peer", f"{name} is {how} by {e.label}, and its CTA may have exited before", e.where, "", key)

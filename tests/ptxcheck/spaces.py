@@ -79,7 +79,7 @@ def load_param(w: Warp, at: Ints, nbytes: int, mode: int) -> Bytes:
     raw = np.frombuffer(w.machine.params, np.uint8)
     if at.min() < 0 or at.max() + nbytes > raw.size:
         w.fault("out-of-bounds", f"{nbytes} bytes at {int(at.max()):#x} of {raw.size} bytes of parameters")
-    return raw[at[:, None] + np.arange(nbytes)]
+    return np.asarray(raw[at[:, None] + np.arange(nbytes)])
 
 
 def _local(w: Warp, at: Ints, nbytes: int) -> Array:
@@ -91,7 +91,8 @@ def _local(w: Warp, at: Ints, nbytes: int) -> Array:
 
 def load_local(w: Warp, lanes: Array, at: Ints, nbytes: int) -> Bytes:
     """Local memory of each lane."""
-    return w.local[lanes[:, None], _local(w, at, nbytes)]
+    local: Bytes = w.local
+    return local[lanes[:, None], _local(w, at, nbytes)]
 
 
 def store_local(w: Warp, lanes: Array, at: Ints, data: Bytes) -> None:

@@ -25,13 +25,16 @@ FULL: Array = np.ones(32, np.bool_)
 FULL.flags.writeable = False
 LANES: Array = np.arange(32, dtype=np.uint32)
 LANES.flags.writeable = False
-_ALL = FULL.tobytes()
-_NONE = bytes(32)
+ALL_LANES = FULL.tobytes()
+NO_LANES = bytes(32)
+NEVER = 1 << 60
+# After so many instructions a fragment lets those at higher pcs run: lanes there may hold what it polls for.
+PATIENCE = 256
 
 
 def as_mask(m: Array) -> Array:
     """`FULL` itself when every lane is set."""
-    return FULL if m.tobytes() == _ALL else m
+    return FULL if m.tobytes() == ALL_LANES else m
 
 
 # ------------------------------------------------------------------------------------------------------------ signals
@@ -111,15 +114,16 @@ class Poison:
 
 
 class Fragment:
-    """Lanes of a warp at one pc. `wait`: the Block it sits in. `parked`: waits at its pc for other lanes. `idle`: had
-    its turn without progress."""
+    """Lanes of a warp at one pc. `wait`: the Block it sits in. `parked`: waits at its pc for other lanes. `idle`: others
+    have their turn first. `ran`: instructions since it was apart or had to give way."""
 
-    __slots__ = ("idle", "mask", "parked", "pc", "wait")
+    __slots__ = ("idle", "mask", "parked", "pc", "ran", "wait")
 
     def __init__(self, pc: int, mask: Array) -> None:
         self.pc, self.mask = pc, mask
         self.wait: Block | None = None
         self.parked = self.idle = False
+        self.ran = 0
 
 
 # --------------------------------------------------------------------------------------------------------------- warps
@@ -140,7 +144,7 @@ class Warp:
         self.fragments = [Fragment(0, self.alive)]
         self.pc = 0
         self.executed = 0
-        self.clock = self.machine.history.warp(f"cta {cta.ctaid} warp {id_}")
+        self.clock = self.machine.history.warp(f"cta {cta.ctaid} warp {id_}", cta)
         if not self.machine.unsafe:
             self.clock.seen[self.machine.grid_chain] = 1
         self.maxnreg = cta.registers.launch
@@ -237,7 +241,8 @@ class Warp:
         return best
 
     def _merge(self) -> None:
-        self.fragments.sort(key=lambda f: f.pc)
+        """One fragment a pc, of those that do not wait."""
+        self.fragments.sort(key=lambda f: (f.wait is not None, f.pc))
         out: list[Fragment] = []
         for f in self.fragments:
             last = out[-1] if out else None
@@ -245,14 +250,8 @@ class Warp:
                 last.mask = as_mask(last.mask | f.mask)
                 last.parked = False
                 last.idle = last.idle and f.idle
+                last.ran = 0
             else:
-                # A waiting fragment must not hide an equal pc behind it.
-                if last is not None and last.pc == f.pc and last.wait is not None and len(out) > 1:
-                    before = out[-2]
-                    if before.pc == f.pc and before.wait is None and f.wait is None:
-                        before.mask = as_mask(before.mask | f.mask)
-                        before.parked = False
-                        continue
                 out.append(f)
         self.fragments = out
 
@@ -277,29 +276,31 @@ class Warp:
         steps = self.program.steps
         mask, pc, n = frag.mask, frag.pc, 0
         others = [f.pc for f in self.fragments if f is not frag and f.wait is None]
-        # Fragments at or before this pc (parked ones) do not stop this one.
-        stop = min((p for p in others if p > pc), default=1 << 60)
-        quiet = np.errstate(all="ignore")
-        quiet.__enter__()
+        # Where this one meets another: the next pc from here on at which one stands.
+        stop = min((p for p in others if p > pc), default=NEVER)
         try:
-            while n < limit:
-                self.pc = pc
-                r = steps[pc](self, mask)
-                n += 1
-                if r is None:
-                    pc += 1
-                elif r.__class__ is int:
-                    pc = r
-                else:
-                    n += self._signal(frag, pc, r)
-                    return n
-                if pc >= stop:
-                    frag.pc = pc
-                    self._unpark()
-                    return n
+            with np.errstate(all="ignore"):
+                while n < limit:
+                    self.pc = pc
+                    r = steps[pc](self, mask)
+                    n += 1
+                    if r is None:
+                        pc += 1
+                    elif r.__class__ is int:
+                        if others and r <= pc:
+                            stop = min((p for p in others if p >= r), default=NEVER)
+                        pc = r
+                    else:
+                        n += self._signal(frag, pc, r)
+                        return n
+                    if pc >= stop:
+                        frag.pc = pc
+                        self._unpark()
+                        return n
             frag.pc = pc
-            if others:
-                frag.idle = True  # fairness: lanes elsewhere may hold what these poll for
+            frag.ran += n
+            if others and frag.ran >= PATIENCE:
+                frag.idle, frag.ran = True, 0
             return n
         except (AttributeError, TypeError) as error:
             after = self._settle(mask, pc)
@@ -310,7 +311,6 @@ class Warp:
             self._unpark()
             return max(n, 1)
         finally:
-            quiet.__exit__()
             self.executed += n
 
     def _signal(self, frag: Fragment, pc: int, r: Any) -> int:
