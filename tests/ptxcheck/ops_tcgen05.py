@@ -151,27 +151,47 @@ def _ctas(w: Warp, b: Build) -> list[Cta]:
 # ------------------------------------------------------------------------------------------------------ allocation
 @op("tcgen05.alloc")
 def alloc(b: Build, i: Inst) -> Step:
-    address, columns, group = b.address(i.ops[0], "shared"), b.uniform(i.ops[1], "u32"), _group(b)
+    address, columns = b.address(i.ops[0], "shared"), b.uniform(i.ops[1], "u32")
 
     def step(w: Warp, m: Array) -> Signal:
         if not _whole(w, m):
             return CONVERGE
-        _ctas(w, b)
         n, at, tmem = columns(w, m), int(address(w)[int(m.argmax())]) & OFFSET_MASK, tmem_of(w.cta)
+        tmems = [tmem_of(c) for c in _ctas(w, b)]
         if not LEAST <= n <= tc.COLUMNS or n & (n - 1):
             w.fault("tmem-allocation", f"{n} columns: a power of two from {LEAST} to {tc.COLUMNS} is allowed")
         if not tmem.permit:
             w.fault("tmem-allocation", "allocation after tcgen05.relinquish_alloc_permit")
+        w.clock.site = i
+        tmem.asked.append(w.clock)
+        turn = len(tmem.asked) - 1
+        w.machine.wakes += 1
+
+        def ready() -> bool:
+            # The CTAs of a group allocate together, in the order of their requests.
+            if tmem.given > turn:
+                return True
+            return (
+                tmem.given == turn
+                and all(len(t.asked) > turn and t.room(n) == tmem.room(n) for t in tmems)
+                and (tmem.room(n) is not None)
+            )
 
         def do() -> None:
             w.clock.site = i
-            base = tmem.allocate(n, group, w.clock)
-            w.cta.shared.store(w.clock, np.array([at]), np.array([[base]], np.uint32).view(np.uint8))
+            if tmem.given == turn:
+                base = tmem.room(n)
+                assert base is not None
+                actors = [t.asked[turn] for t in tmems]
+                for t, actor in zip(tmems, actors, strict=True):
+                    t.allocate(base, n, actors, actor)
+                    t.given, t.base = turn + 1, base
+            w.cta.shared.store(w.clock, np.array([at]), np.array([[tmem.base]], np.uint32).view(np.uint8))
 
-        if tmem.room(n) is not None:
+        if ready():
             do()
             return None
-        return Block(lambda: tmem.room(n) is not None, f"waits for {n} free columns of tensor memory", do)
+        return Block(ready, f"waits for {n} free columns of tensor memory, and for the peer to ask for them", do)
 
     return step
 
@@ -185,10 +205,6 @@ def dealloc(b: Build, i: Inst) -> Step:
             return CONVERGE
         at, n = address(w, m), columns(w, m)
         w.clock.site = i
-        for cta in _ctas(w, b):
-            other = tmem_of(cta).paired
-            if cta is not w.cta and (other is None or not w.clock.has_seen(other.chain, other.epoch)):
-                w.fault("tmem-allocation", "freed with cta_group::2, and the peer CTA may not have allocated yet")
         wrong = tmem_of(w.cta).free(at & 0xFFFF, n, group, w.clock) if not at >> 16 else f"address {at:#x} has a lane"
         if wrong:
             w.fault("tmem-allocation", wrong)

@@ -6,6 +6,7 @@ lanes of a column: nothing but `tcgen05.cp.4x256b` and disabled output lanes tou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,13 +28,13 @@ _KINDS = {"race": "tmem-race", "uninitialised-read": "uninitialised-tmem"}
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Columns that `tcgen05.alloc` gave out, by which CTA group, and the event of that."""
+    """Columns that `tcgen05.alloc` gave out, by which CTA group, and the events (chain, epoch) of that: one in each CTA
+    of the group."""
 
     base: int
     columns: int
     group: int
-    chain: int
-    epoch: int
+    events: tuple[tuple[int, int], ...]
     where: str
 
 
@@ -57,7 +58,9 @@ class Tmem:
         self.allocations: dict[int, Allocation] = {}
         self._owner: list[Allocation | None] = [None] * COLUMNS
         self.permit = True
-        self.paired: Allocation | None = None  # the last one made with cta_group::2
+        self.asked: list[Actor] = []  # who has asked for columns, in order
+        self.given = 0  # how many of those requests are served
+        self.base = 0  # what the last one got
 
     def _name(self, granule: int) -> str:
         group, column = divmod(granule, COLUMNS)
@@ -75,17 +78,13 @@ class Tmem:
                 return base
         return None
 
-    def allocate(self, columns: int, group: int, actor: Actor) -> int:
-        """Give out columns that `room` has found; returns their base."""
-        base = self.room(columns)
-        assert base is not None
-        new = Allocation(base, columns, group, actor.chain, actor.epoch, actor.where)
+    def allocate(self, base: int, columns: int, actors: Sequence[Actor], actor: Actor) -> None:
+        """Give out columns that are free. `actors`: who asked, in each CTA of the group; `actor`: in this one."""
+        events = tuple((x.chain, x.epoch) for x in actors)
+        new = Allocation(base, columns, len(actors), events, actor.where)
         self.allocations[base] = new
-        if group == 2:
-            self.paired = new
         self._owner[base : base + columns] = [new] * columns
         self.shadow.forget((slice(None), slice(base, base + columns)))
-        return base
 
     def free(self, base: int, columns: int, group: int, actor: Actor) -> str:
         """Take columns back; says what is wrong if they are not one allocation of this group."""
@@ -110,7 +109,7 @@ class Tmem:
                 actor.where,
             )
             return False
-        if actor.chain != first.chain and not actor.has_seen(first.chain, first.epoch):
+        if not any(actor.chain == chain or actor.has_seen(chain, epoch) for chain, epoch in first.events):
             self.machine.note(
                 "tmem-race",
                 f"columns {columns.start}-{columns.stop - 1} of cta {self.cta.ctaid} are used while nothing orders it "
