@@ -129,6 +129,29 @@ def test_uniform_branches() -> None:
     run("@%p0 bra.uni L; mov.u32 %r0, 1; L: mov.u32 %r0, 2;", R, {"%p0": True})
 
 
+def test_polls_at_different_times_may_end_in_uniform_branches() -> None:
+    """Each lane alone finds its poll successful at its own time; fragments that meet between poll and branch stay
+    apart, as hardware does not merge lanes there."""
+    body = """
+        mov.u32 %r0, %laneid; mov.u32 %r1, 0; setp.lt.u32 %p0, %r0, 5; @%p0 bra POLL; add.u32 %r1, %r1, 1;
+    POLL:
+        add.u32 %r1, %r1, 1; setp.gt.u32 %p1, %r1, 3;
+        @%p1 bra.uni DONE;
+        bra.uni POLL;
+    DONE:
+        activemask.b32 %r2;
+    """
+    w = warp(body, R)
+    w.step(4)
+    low, high = w.fragments
+    assert sorted((low.pc, high.pc)) == [4, 5]
+    # The high lanes run first, up to the branch; then the others come to it.
+    low, high = sorted(w.fragments, key=lambda f: f.pc)
+    high.idle, low.idle = False, True
+    finish(w)
+    assert value(w, "%r1") == [4] * 32
+
+
 def test_indexed_branch() -> None:
     body = """
         brx.idx %r0, TABLE;

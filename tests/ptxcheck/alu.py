@@ -13,22 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ptxcheck.machine import FULL, Poison, Warp
+from ptxcheck.machine import FULL, Poison
 from ptxcheck.ptx import Imm, Operand, Reg, Sink
-from ptxcheck.table import DTYPES, Array, Build, Step, immediate
-
-
-def merge(w: Warp, k: int, v: Array, m: Array) -> None:
-    """Write lanes `m` of register k. Lanes never written hold 0: the checker does not track them one by one."""
-    old = w.regs[k]
-    if old is None:
-        new = np.zeros(32, v.dtype)
-    elif old.__class__ is Poison:
-        w.poisoned(k, "written")
-    else:
-        new = old.view(v.dtype).copy()
-    np.copyto(new, v, where=m)
-    w.regs[k] = new
+from ptxcheck.table import DTYPES, Array, Build, Step, immediate, merge
 
 
 @cache

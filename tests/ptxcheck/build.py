@@ -79,6 +79,9 @@ class Program:
         self.async_registers = {
             n for i in self.kernel.insts if i.op.startswith(ASYNC_REGISTERS) for o in i.ops[:2] for n in registers(o)
         }
+        # Fragments do not merge here: a poll and its `@p bra.uni` say that lanes which poll together agree, and say
+        # nothing of lanes that polled at another time.
+        self.apart = {i.index for i in self.kernel.insts if i.guard is not None and i.op == "bra.uni"}
         self.steps: list[Step] = [self._step(i) for i in self.kernel.insts]
         self.steps.append(ops_flow.fall_off)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from ptxcheck.machine import _ALL, _NONE, EXIT, FULL, Scatter, Signal, Split, Warp
+from ptxcheck.machine import ALL_LANES, EXIT, FULL, NO_LANES, Scatter, Signal, Split, Warp
 from ptxcheck.ptx import Inst, Label, Labels
 from ptxcheck.table import Array, Build, Step, op
 
@@ -12,6 +14,20 @@ from ptxcheck.table import Array, Build, Step, op
 def fall_off(w: Warp, m: Array) -> Signal:
     """The end of the body acts as `ret`."""
     return EXIT
+
+
+def guarded_lanes(k: int, negated: bool) -> Callable[[Warp, Array], Array]:
+    """The lanes of a mask whose guard, register k, holds."""
+
+    def get(w: Warp, m: Array) -> Array:
+        p: Array = w.regs[k]
+        if p.dtype.kind != "b":
+            p = p.view(np.bool_)
+        if negated:
+            p = ~p
+        return p if m is FULL else p & m
+
+    return get
 
 
 @op("ret", "exit")
@@ -46,20 +62,14 @@ def bra(b: Build, i: Inst) -> Step:
     target = label.index
     if i.guard is None:
         return lambda w, m: target
-    k, negated, uniform = b.number(i.guard[0]), i.guard[1], i.has("uni")
+    taken, uniform = guarded_lanes(b.number(i.guard[0]), i.guard[1]), i.has("uni")
 
     def run(w: Warp, m: Array) -> Signal:
-        p = w.regs[k]
-        if p.dtype.kind != "b":
-            p = p.view(bool)
-        if negated:
-            p = ~p
-        if m is not FULL:
-            p = p & m
+        p = taken(w, m)
         held = p.tobytes()
-        if held == _NONE:
+        if held == NO_LANES:
             return None
-        if held == _ALL or (m is not FULL and held == m.tobytes()):
+        if held == ALL_LANES or (m is not FULL and held == m.tobytes()):
             return target
         if uniform:
             w.fault("divergence", "bra.uni, and the active lanes disagree")

@@ -123,6 +123,19 @@ def immediate(text: str, type_: str) -> Any:
     return np.array(n & ((1 << (8 * dtype.itemsize)) - 1), unsigned).view(dtype)[()]
 
 
+def merge(w: Warp, k: int, v: Array, m: Array) -> None:
+    """Write lanes `m` of register k. Lanes never written hold 0: the checker does not track them one by one."""
+    old = w.regs[k]
+    if old is None:
+        new = np.zeros(32, v.dtype)
+    elif old.__class__ is Poison:
+        w.poisoned(k, "written")
+    else:
+        new = old.view(v.dtype).copy()
+    np.copyto(new, v, where=m)
+    w.regs[k] = new
+
+
 class Build:
     """Operand access for one instruction of one kernel."""
 
@@ -226,12 +239,7 @@ class Build:
             if m is FULL:
                 regs[k] = v
             else:
-                new = v.view(bank).copy() if old is None else old.view(bank).copy()
-                if old is None:
-                    new[~m] = 0
-                else:
-                    np.copyto(new, v.view(bank), where=m)
-                regs[k] = new
+                merge(w, k, v, m)
 
         return write
 

@@ -114,8 +114,8 @@ class Poison:
 
 
 class Fragment:
-    """Lanes of a warp at one pc. `wait`: the Block it sits in. `parked`: waits at its pc for other lanes. `idle`: others
-    have their turn first. `ran`: instructions since it was apart or had to give way."""
+    """Lanes of a warp at one pc. `wait`: the Block it sits in. `parked`: waits at its pc for other lanes. `idle`:
+    others have their turn first. `ran`: instructions since it was apart or had to give way."""
 
     __slots__ = ("idle", "mask", "parked", "pc", "ran", "wait")
 
@@ -242,11 +242,12 @@ class Warp:
 
     def _merge(self) -> None:
         """One fragment a pc, of those that do not wait."""
+        apart = self.program.apart
         self.fragments.sort(key=lambda f: (f.wait is not None, f.pc))
         out: list[Fragment] = []
         for f in self.fragments:
             last = out[-1] if out else None
-            if last is not None and last.pc == f.pc and last.wait is None and f.wait is None:
+            if last is not None and last.pc == f.pc and last.wait is f.wait is None and f.pc not in apart:
                 last.mask = as_mask(last.mask | f.mask)
                 last.parked = False
                 last.idle = last.idle and f.idle
@@ -275,7 +276,7 @@ class Warp:
         self.running = frag
         steps = self.program.steps
         mask, pc, n = frag.mask, frag.pc, 0
-        others = [f.pc for f in self.fragments if f is not frag and f.wait is None]
+        others = [f.pc for f in self.fragments if f is not frag and f.wait is None and f.pc not in self.program.apart]
         # Where this one meets another: the next pc from here on at which one stands.
         stop = min((p for p in others if p > pc), default=NEVER)
         try:
@@ -299,7 +300,7 @@ class Warp:
                         return n
             frag.pc = pc
             frag.ran += n
-            if others and frag.ran >= PATIENCE:
+            if frag.ran >= PATIENCE and len(self.fragments) > 1:
                 frag.idle, frag.ran = True, 0
             return n
         except (AttributeError, TypeError) as error:
