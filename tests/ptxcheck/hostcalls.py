@@ -106,7 +106,8 @@ class _Recorder:
 
     def _load_library(self, host: HostCode, arguments: list[Value]) -> int:
         state, init, load, _ = arguments
-        return host.call(host.name_at(init), [state]) or host.call(host.name_at(load), [state, 0])
+        status = host.call(host.name_at(init), [state]) or host.call(host.name_at(load), [state, 0])
+        return int(status)
 
     def _kernel_handle(self, host: HostCode, arguments: list[Value]) -> int:
         handle = len(self._kernels) + 1

@@ -328,7 +328,7 @@ def _call(result: str | None, rest: str) -> Step:
     m = re.match(rf"(?:tail )?(?:{NAME}|(?P<p>%\w+))\((?P<a>[^)]*)\)", rest)
     if m is None:
         raise HostError(f"cannot read call {rest!r}")
-    name, pointer = (None, m["p"]) if m["p"] else (symbol(m), None)
+    name, pointer = ("", m["p"]) if m["p"] else (symbol(m), None)
     arguments = re.findall(r"%\w+", m["a"])
 
     def step(host: HostCode, env: Env) -> None:

@@ -125,7 +125,8 @@ def encode(kind: Type, value: Value) -> bytes:
         return b"".join(encode(kind.items[0], part) for part in value)
     if kind.kind == "float":
         return struct.pack(_FLOAT_CODE[kind.bits], value)
-    return (value & ((1 << kind.bits) - 1)).to_bytes(kind.size, "little")
+    number = int(value) & ((1 << kind.bits) - 1)
+    return number.to_bytes(kind.size, "little")
 
 
 def decode(kind: Type, data: bytes) -> Value:

@@ -139,8 +139,8 @@ def attngen_call(
     counter = torch.zeros(1, dtype=torch.int32)
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     extra = (*params, *tensors)
-    names = ("q", "k", "v", "o", "lse", "tile_counter", "softmax_scale", "workers")
-    names += tuple(f"extra argument {n}" for n in range(len(extra)))
+    names = ["q", "k", "v", "o", "lse", "tile_counter", "softmax_scale", "workers"]
+    names += [f"extra argument {n}" for n in range(len(extra))]
     code = compile_module(module, plan)
     report = check(code, q, k, v, o, lse, counter, scale, workers, *extra, names=names, **options)
     if counter.item() != 0 and not report.faults:

@@ -18,6 +18,7 @@ from ptxcheck import bulk
 from ptxcheck.bulk import UNIT, BulkGroups, Reduce, Signal, Sink, Source, Stages, fork, split_address
 from ptxcheck.machine import Block, Cta, Warp
 from ptxcheck.machine import Signal as Outcome
+from ptxcheck.memory import OFFSET_MASK
 from ptxcheck.ptx import Imm, Inst, Operand, TensorAddr
 from ptxcheck.sched import AsyncOp
 from ptxcheck.table import PARAM_WINDOW, Array, Build, Step, op
@@ -168,7 +169,7 @@ def _copy_in(b: Build, i: Inst, reduce: Reduce | None) -> Step:
                     _fetch(w, i, t, n, bulk.from_global(w.machine, at), sink)
                     _count(w, int(at[0]) if n else 0, n)
                 else:
-                    _send(w, i, t, n, bulk.from_shared(w.cta, at & bulk.OFFSET_MASK), sink)
+                    _send(w, i, t, n, bulk.from_shared(w.cta, at & OFFSET_MASK), sink)
         return None
 
     return step
@@ -204,7 +205,7 @@ def _copy_out(b: Build, i: Inst, reduce: Reduce | None) -> Step:
     def step(w: Warp, mask: Array) -> Outcome:
         def put(lane: int) -> Stages:
             to, n = dst(w, lane), size(w, lane)
-            at = _range(w, src(w, lane), n, "the source") & bulk.OFFSET_MASK
+            at = _range(w, src(w, lane), n, "the source") & OFFSET_MASK
             sink = bulk.to_global(w.machine, _range(w, to, n, "the destination"), reduce)
             _count(w, to, n)
             return _put(w, i, bulk.from_shared(w.cta, at), sink)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ptxcheck import wgmma
+from ptxcheck.formats import BYTES
 from ptxcheck.hb import ASYNC, Actor
 from ptxcheck.machine import Poison
 from ptxcheck.sched import AsyncOp
@@ -73,10 +74,10 @@ class Operation(AsyncOp):
         if not self.scale_d:
             before = None
         elif any(x is not None for x in self.initial):
-            parts = []
-            for k, x in enumerate(self.initial):
-                parts.append(before[16 * k : 16 * k + 16] if x is None else wgmma.from_registers(x, shape.d))
-            before = np.concatenate(parts)
+            parts = [None if x is None else wgmma.from_registers(x, shape.d) for x in self.initial]
+            if before is not None:
+                parts = [before[16 * k : 16 * k + 16] if x is None else x for k, x in enumerate(parts)]
+            before = np.concatenate([x for x in parts if x is not None])
         group.sums[mma.accumulators] = wgmma.product(a, b, before, shape.d, mma.saturate)
         group.finished += 1
 
@@ -86,7 +87,7 @@ class Operation(AsyncOp):
         assert self.actor is not None
         if int(units.max()) * 16 + 16 > shared.size:
             shared.check(self.actor, units.ravel() * 16, 16)
-            return np.full((rows, wgmma.K_BYTES // wgmma.BYTES[type_]), np.nan, np.float32)
+            return np.full((rows, wgmma.K_BYTES // BYTES[type_]), np.nan, np.float32)
         shared.shadow.read(self.actor, _cells(word, rows, mn_major, shared.shift), ASYNC)
         raw = shared.words[16][units].view(np.uint8).reshape(*units.shape, 16)
         return wgmma.operand(raw, type_, mn_major)
