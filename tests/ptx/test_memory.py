@@ -322,6 +322,27 @@ DONE:
             assert k.run(a, seed=seed).kinds() == {"race"}
 
 
+def test_ctas_may_write_the_same_value() -> None:
+    """As kernels pad: the same bytes from several CTAs. Other bytes are a race."""
+    clean(Kernel(OWN + "st.global.b32 [%rd8], %r0;", grid=3), out())
+    found(Kernel(OWN + "st.global.b32 [%rd8], %r1;", grid=3), "race", out(), seeds=range(5), every=True)
+
+
+def test_halves_of_a_word_from_two_ctas() -> None:
+    body = """
+shl.b32 %r5, %r0, 2;
+mad.lo.u32 %r5, %r1, 2, %r5;
+cvt.u64.u32 %rd7, %r5;
+add.s64 %rd8, %rd0, %rd7;
+mad.lo.u32 %r6, %r0, 2, %r1;
+cvt.u16.u32 %h1, %r6;
+st.global.b16 [%rd8], %h1;
+"""
+    a = np.zeros(128, np.uint16)
+    clean(Kernel(body, grid=2), a)
+    assert (a == np.arange(128)).all()
+
+
 def test_stmatrix_and_ldmatrix() -> None:
     """stmatrix of four matrices, read back plain; ldmatrix.trans of them gives the transposed fragments."""
     a = np.zeros(4 * 64 + 128 * 2, np.uint16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from ptxcheck.table import SHARED_BASE
@@ -9,16 +10,19 @@ from ptxcheck.table import SHARED_BASE
 if TYPE_CHECKING:
     from ptxcheck.build import Program
 
+_TYPE = re.compile(r"(?:b|u|s|f|bf)(8|16|32|64|128|16x2)")
 _PLAIN = ("ld", "st", "atom", "red")
+_SPACES = ("global", "shared", "param", "const", "local")
 
 
-def shared_shift(program: Program) -> int:
-    """log2 of the narrowest access that the kernel makes to shared (or generic) memory, four bytes at most."""
+def granule_shift(program: Program, space: str) -> int:
+    """log2 of the narrowest access that the kernel makes to a state space (or a generic one), four bytes at most."""
     shift = 2
     for i in program.kernel.insts:
-        if i.mods[0] in _PLAIN and not any(x in i.mods for x in ("global", "param", "const", "local")):
-            bits = int("".join(c for c in i.mods[-1].partition("x")[0] if c.isdigit()) or 32)
-            shift = min(shift, {8: 0, 16: 1}.get(bits, 2))
+        named = [m.partition("::")[0] for m in i.mods if m.partition("::")[0] in _SPACES]
+        if i.mods[0] in _PLAIN and (not named or space in named):
+            bits = next((t[1] for m in reversed(i.mods) if (t := _TYPE.fullmatch(m))), "32")
+            shift = min(shift, {"8": 0, "16": 1}.get(bits, 2))
     return shift
 
 

@@ -157,7 +157,7 @@ class Machine:
         relaxed: Collection[str] = (),
     ) -> None:
         # Both know machines.
-        from ptxcheck.layout import shared_layout, shared_shift
+        from ptxcheck.layout import granule_shift, shared_layout
         from ptxcheck.sched import AsyncQueue
 
         self.explicit_cluster = cluster is not None
@@ -176,7 +176,7 @@ class Machine:
         self.patient = 0  # fragments that wait in a try_wait
         self.started = self.instructions = self.ticks = 0
         self.waited_for_grid = True  # no warp has called launch_dependents before griddepcontrol.wait
-        self.shared_shift = shared_shift(program)
+        self.shared_shift, self.global_shift = granule_shift(program, "shared"), granule_shift(program, "global")
         self.shared_names, self.shared_size = shared_layout(program, dynamic_shared)
         self.grid_chain = self.history.chain("the preceding launch")
         self.unsafe = unsafe

@@ -57,15 +57,15 @@ class Shadow:
         if self.read_by is not None:
             self._add_reader(actor, at, mode)
 
-    def write(self, actor: Actor, at: Any, mode: int = 0) -> None:
-        """The actor writes granules `at`."""
+    def write(self, actor: Actor, at: Any, mode: int = 0, same: Callable[[], Any] | None = None) -> None:
+        """The actor writes granules `at`. `same`: which of them it leaves as they are, where that is no race."""
         ids = self.written[at]
         if ids.size == 0:
             return
         first = int(ids.flat[0])
         uniform = bool((ids == first).all())
         if not (uniform and first == NEVER):
-            self._ordered(actor, at, ids, first, uniform, mode, "write")
+            self._ordered(actor, at, ids, first, uniform, mode, "write", same)
         if self.read_by is not None:
             sets = self.read_by[at]
             s = int(sets.flat[0])
@@ -93,14 +93,23 @@ class Shadow:
 
     # ---- checks --------------------------------------------------------------------------------------------------
     def _ordered(
-        self, actor: Actor, at: Any, ids: NDArray[np.int32], first: int, uniform: bool, mode: int, how: str
+        self,
+        actor: Actor,
+        at: Any,
+        ids: NDArray[np.int32],
+        first: int,
+        uniform: bool,
+        mode: int,
+        how: str,
+        same: Callable[[], Any] | None = None,
     ) -> None:
         h = self.history
         if uniform:
             if (first if not mode & ASYNC else -first) in actor.known and first:
                 return
             if not self._fine(actor, first, mode, how):
-                self._say(actor, at, ids, first, mode, how)
+                if same is None or not same().all():
+                    self._say(actor, at, ids, first, mode, how)
             elif first and not self._strong_pair(first, mode):
                 actor.known.add(first if not mode & ASYNC else -first)
             return
@@ -114,6 +123,8 @@ class Shadow:
             good &= actor.fenced[chains] >= h.fence_of[ids]
         if good.all():
             return
+        if same is not None:
+            good |= same()
         for k in np.unique(ids[~good]):
             if not self._fine(actor, int(k), mode, how):
                 self._say(actor, at, ids, int(k), mode, how)
