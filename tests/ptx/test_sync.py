@@ -181,17 +181,46 @@ mbarrier.arrive.shared.b64 %rd1, [%r4];
     assert "64 of 96 arrivals of phase 0" in report.faults[0].message
 
 
-def test_bytes_expected_at_exit() -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_bytes_that_nothing_announced(late: bool) -> None:
+    """complete_tx may come before its expect_tx, but not without one."""
     body = """
 mov.u32 %r4, smem;
 setp.eq.u32 %p1, %r0, 0;
 @%p1 mbarrier.init.shared.b64 [%r4], 1;
 fence.mbarrier_init.release.cluster;
-@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r4], 512;
 @%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r4+128], [%rd0], 256, [%r4];
+{announce}
+@%p1 mbarrier.arrive.shared.b64 _, [%r4];
+{wait}
 """
     src, _ = data()
-    assert kinds(Kernel(body, shared=1024, threads=32), src) == {"barrier-unfinished", "unwaited-data"}
+    wait = "W: mbarrier.try_wait.parity.shared.b64 %p2, [%r4], 0; @!%p2 bra W;"
+    announce = "@%p1 mbarrier.expect_tx.relaxed.cta.shared.b64 [%r4], 256;" if late else ""
+    k = Kernel(body.format(announce=announce, wait=wait if late else ""), shared=1024, threads=32)
+    if late:
+        clean(k, src)
+    else:
+        got = [k.run(src, seed=s).kinds() for s in range(20)]
+        assert all(g & {"barrier-unfinished", "barrier-transaction"} for g in got)
+
+
+def test_a_producer_may_acquire_stages_once_more() -> None:
+    """Its last expect_tx announces bytes that never come and that nobody waits for."""
+    body = """
+mov.u32 %r4, smem;
+setp.eq.u32 %p1, %r0, 0;
+@%p1 mbarrier.init.shared.b64 [%r4], 1;
+@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r4], 512;
+"""
+    clean(Kernel(body, params=0, shared=64, threads=32))
+
+
+def test_all_lanes_may_initialise_a_barrier_alike() -> None:
+    body = "mov.u32 %r4, smem; mbarrier.init.shared.b64 [%r4], {count};"
+    clean(Kernel(body.format(count=1), params=0, shared=64, threads=32))
+    other = "add.u32 %r5, %r3, 1;" + body.format(count="%r5")
+    found(Kernel(other, params=0, shared=64, threads=32), "barrier-misuse", every=True)
 
 
 def test_data_that_no_one_waits_for() -> None:

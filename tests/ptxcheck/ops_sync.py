@@ -34,8 +34,10 @@ def mbarrier_init(b: Build, i: Inst) -> Step:
         w.clock.site = i
         counts = np.broadcast_to(count(w), (32,))
         for cta, at, lanes in groups(w, m, addr(w)):
-            if lanes.size > 1:
-                w.fault("barrier-misuse", f"{lanes.size} lanes initialise {cta.barriers.name(at)}", fatal=False)
+            if (counts[lanes] != counts[lanes[0]]).any():
+                w.fault(
+                    "barrier-misuse", f"lanes initialise {cta.barriers.name(at)} with different counts", fatal=False
+                )
             cta.barriers.init(at, int(counts[lanes[0]]), w.clock)
         return None
 

@@ -30,7 +30,7 @@ KINDS: dict[str, str] = {
     "barrier-over-arrival": "more arrivals in a phase than the barrier's count",
     "barrier-transaction": "bytes signalled to an mbarrier that no expect_tx announced, or a count out of range",
     "barrier-misuse": "a barrier is initialised over a live one, or its participants disagree about its count",
-    "barrier-unfinished": "an mbarrier still expects bytes, or has part of its arrivals, when its CTA exits",
+    "barrier-unfinished": "an mbarrier is left with part of a phase's arrivals, or bytes that nothing announced",
     "async-in-flight": "a CTA exits while an asynchronous operation still reads or writes its shared memory",
     "unwaited-data": "bytes arrived in shared memory through an mbarrier phase that no one waited for",
     "missing-grid-dependency": "memory of the preceding launch is touched before griddepcontrol.wait",
