@@ -39,7 +39,6 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
     return BackwardView(
         **common,
         docstring=backward_docstring(plan_set, outputs),
-        summary=f"dQ, dK, dV of attention for {plan_set.target}",
         meta=literal(meta),
         call=call_text(_FIXED, common["arguments"], outputs),
         is_differentiated=True,

@@ -116,7 +116,6 @@ class CommonView:
     """What templates of both directions read."""
 
     docstring: str
-    summary: str
     meta: str
     target: str
     element: str
@@ -150,6 +149,7 @@ class CommonView:
 class KernelView(CommonView):
     """Everything the forward's templates read."""
 
+    summary: str
     plans: tuple[PlanView, ...]
     lowest: str
     has_epilogue: bool
