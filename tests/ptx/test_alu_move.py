@@ -6,8 +6,9 @@ import math
 import operator
 
 import pytest
-from lanes import apply, f32, f64, run, signed, value, warp
-from ptxcheck.build import PARAM_WINDOW, SHARED_BASE
+from lanes import apply, f32, f64, finish, module, run, signed, value, warp
+from ptxcheck import machine
+from ptxcheck.build import PARAM_WINDOW, SHARED_BASE, Program
 from ptxcheck.table import LOCAL_WINDOW, SHARED_WINDOW
 
 INF, NAN = math.inf, math.nan
@@ -27,6 +28,14 @@ def test_pack_and_unpack() -> None:
     assert value(w, "%c")[1] == 0x11114444
     assert value(w, "%b")[31] == 0x44443333 + 31
     assert value(w, "%q3")[1] == 0x4444333422221111 and value(w, "%q4")[1] == 99
+
+
+def test_bytes() -> None:
+    """fp4 pairs live in .b8 registers, which are packed into words."""
+    regs = {"%b0": "b8", "%b1": "b8", "%b2": "b8", "%b3": "b8", "%r": "b32", "%h": "b16", "%a": "b32"}
+    body = "mov.b32 {%b0, %b1, %b2, %b3}, %r; mov.b16 %h, {%b3, %b0}; mov.b32 %a, {%b1, %b1, %b2, %b0};"
+    w = run(body, regs, {"%r": 0x44332211})
+    assert value(w, "%h")[0] == 0x1144 and value(w, "%a")[31] == 0x11332222
 
 
 def test_registers_are_not_aliased() -> None:
@@ -157,3 +166,41 @@ def test_special_registers() -> None:
     assert got["%lanemask_gt"] == [full & ~((2 << k) - 1) for k in lanes]
     assert got["%lanemask_ge"] == [full & ~((1 << k) - 1) for k in lanes]
     assert value(w, "%t1")[0] > value(w, "%t0")[0]
+
+
+def test_places_in_grid_and_cluster() -> None:
+    """Cluster (1, 1) of a grid of 6 x 2 CTAs in clusters of 3 x 1: its CTAs are (3, 1) to (5, 1)."""
+    names = ["ctaid.x", "ctaid.y", "nctaid.x", "clusterid.x", "clusterid.y", "nclusterid.x", "nclusterid.y"]
+    names += ["cluster_ctaid.x", "cluster_nctaid.x", "cluster_ctarank", "cluster_nctarank"]
+    regs = {f"%r{k}": "b32" for k in range(len(names))} | {"%s": "b32", "%p": "pred"}
+    body = "".join(f"mov.u32 %r{k}, %{n};" for k, n in enumerate(names))
+    body += "mov.u32 %s, fixed; mov.pred %p, %is_explicit_cluster;"
+    program = Program(module(body, regs, declarations=".shared .align 8 .b8 fixed[24];"))
+    m = machine.Machine(program, (6, 2, 1), (32, 1, 1), cluster=(3, 1, 1))
+    for rank, cta in enumerate(machine.Cluster(m, (1, 1, 0)).ctas):
+        w = finish(cta.warps[0])
+        got = dict(zip(names, (value(w, f"%r{k}")[0] for k in range(len(names))), strict=True))
+        assert got == {
+            "ctaid.x": 3 + rank,
+            "ctaid.y": 1,
+            "nctaid.x": 6,
+            "clusterid.x": 1,
+            "clusterid.y": 1,
+            "nclusterid.x": 2,
+            "nclusterid.y": 2,
+            "cluster_ctaid.x": rank,
+            "cluster_nctaid.x": 3,
+            "cluster_ctarank": rank,
+            "cluster_nctarank": 3,
+        }
+        assert value(w, "%s")[0] == SHARED_BASE | rank << 24 and value(w, "%p")[0]
+
+
+def test_threads_are_numbered_x_first() -> None:
+    regs = {f"%r{k}": "b32" for k in range(4)}
+    body = "mov.u32 %r0, %tid.x; mov.u32 %r1, %tid.y; mov.u32 %r2, %tid.z; mov.u32 %r3, %warpid;"
+    m = machine.Machine(Program(module(body, regs)), (1, 1, 1), (5, 4, 3))
+    w = finish(machine.Cluster(m, (0, 0, 0)).ctas[0].warps[1])
+    threads = [t for t in range(32, 64) if t < 60]
+    got = list(zip(*(value(w, f"%r{k}")[: len(threads)] for k in range(4)), strict=True))
+    assert got == [(t % 5, t // 5 % 4, t // 20, 1) for t in threads]
