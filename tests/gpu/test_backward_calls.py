@@ -76,10 +76,10 @@ def wanted(s: AttentionSpec, x: list[Any], params: Any, tensors: Any, *, exact: 
 
 
 def verify(s: AttentionSpec, x: list[Any], params: Any = None, tensors: Any = None) -> None:
-    """Gradients of one call, by the error rule: at most twice the error of plain torch, and two ulps of the 16-bit type.
+    """Gradients of one call, by the error rule: at most twice the error of plain torch, and two 16-bit ulps.
 
-    Of the 16-bit type for fp32 gradients of captured tensors too: rowsum(dO * O) takes the saved, rounded O, where plain
-    torch differentiates the softmax before it is rounded, and sums over rows do not average that out.
+    16-bit ulps for fp32 gradients of captured tensors too: rowsum(dO * O) takes the saved, rounded O, where plain torch
+    differentiates a softmax that is not rounded yet, and sums over rows do not average that out.
     """
     params, tensors = params or {}, tensors or {}
     loss_of(*built(s)(*x, **params, **tensors, return_lse=True)).backward()

@@ -411,6 +411,31 @@ def test_compile_load_and_hit(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.dsl
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_generated_file_takes_these_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learned: bool) -> None:
+    """The real thing as far as it goes without a GPU: planned, emitted, compiled, called; the first tensor's device is
+    all that its entry point finds wrong.
+    """
+    import attngen
+
+    attn = attngen.build(Path(__file__).resolve().parents[2] / "examples" / "gpt_oss.attn", cache_dir=tmp_path)
+    monkeypatch.setattr(launch, "_current_device", lambda: -1)
+    monkeypatch.setattr(launch, "_raw_stream", lambda index: 0)
+    monkeypatch.setattr(launch, "_capturing", lambda: False)
+    attn.launcher.functions, attn.launcher.ready[-1] = (
+        (standin.forward(attn.spec),),
+        (standin.DeviceState(-1, 132), 132),
+    )
+    q, k, v = (torch.randn(1, 40, h, 64).to(BF16).requires_grad_() for h in (4, 2, 2))
+    o = attn(q, k, v, sinks=torch.zeros(4, requires_grad=learned), window=9)
+    with pytest.raises(AttnError) as caught:
+        o.sum().backward()
+    assert (
+        caught.value.code == "E0618" and "argument #0" in str(caught.value) and "device_type=cuda" in str(caught.value)
+    )
+
+
+@pytest.mark.dsl
 def test_compile_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from attngen.jit import load
 

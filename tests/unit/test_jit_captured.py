@@ -8,10 +8,13 @@ from typing import Any
 import backward_standin as standin
 import pytest
 import torch
+import torch.utils._pytree
 from builders import HKV, QP, B, H, K, Q, S, X, f, load
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attngen.ir.spec import AttentionSpec, TensorDecl
 from attngen.ir.types import DType, Layout
+from attngen.jit.shapes import sizes_of
 from attngen.ref import dense
 
 F32, BF16 = DType.F32, DType.BF16
@@ -202,3 +205,45 @@ def test_equal_bits(case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         losses(*attn(*qkv, **captured, return_lse=True)).backward()
         seen.append(captured["x"].grad)
     assert all(torch.equal(seen[0], x) for x in seen)
+
+
+class _Log(TorchDispatchMode):
+    """Operators that wait for a GPU or copy to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func.name()
+        given = [x for x in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        made = [x for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, torch.Tensor)]
+        crosses = any(x.device.type == "cpu" for x in given) and any(x.device.type == "cuda" for x in made)
+        if crosses or "_local_scalar_dense" in name or "nonzero" in name:
+            self.found.append(name)
+        return out
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["slopes", "temperature", "column bias, bf16", "gathered", "row bias", "bias", "sinks", "sinks of groups, fp16"],
+)
+def test_nothing_waits_for_the_gpu(case: str) -> None:
+    """On tensors that claim to be on a GPU: no copy to it, no value read back, as a CUDA graph demands."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from attngen.jit import captured as module
+
+    tensors, score, sink, _ = CASES[case]
+    spec = make(tensors, score, sink)
+    rows = standin.source(spec).meta["backward"]["gradients"]
+    qkv, given = inputs(spec)
+    sizes = sizes_of(spec, qkv[0], qkv[1])
+    with FakeTensorMode(), torch.no_grad():
+        fake = {n: torch.empty(x.shape, dtype=x.dtype, device="cuda") for n, x in given.items()}
+        made, _ = module.buffers(spec, rows, fake, sizes)
+        with _Log() as log:
+            found = module.gradients(spec, rows, made, ("x",), {}, fake, sizes)
+    assert found["x"].shape == given["x"].shape and found["x"].dtype is given["x"].dtype
+    assert found["x"].device.type == "cuda" and not log.found
