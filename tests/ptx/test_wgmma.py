@@ -265,6 +265,8 @@ def kinds(text: str, **options: Any) -> set[str]:
 def test_clean() -> None:
     assert kinds(WGMMA_FENCE + WGMMA + WGMMA + COMMIT + WAIT + TO_OUT) == set()
     assert kinds(WGMMA_FENCE + FROM_REGISTERS + COMMIT + WAIT + "    mov.b32 %r400, 1;\n" + TO_OUT) == set()
+    read = "    st.global.b32 [%d0], %r400;\n"
+    assert kinds(WGMMA_FENCE + FROM_REGISTERS + COMMIT + read + WAIT + TO_OUT) == set()
     two = WGMMA_FENCE + WGMMA + COMMIT + WGMMA.replace("%r10", "%r20") + COMMIT
     two += "    wgmma.wait_group.sync.aligned 1;\n" + stores(4) + "\n" + WAIT + stores(4, 200) + "\n    ret;\n"
     assert kinds("".join(f"    mov.b32 %r{200 + i}, 0;\n" for i in range(4)) + two) == set()
@@ -281,7 +283,7 @@ def test_clean() -> None:
         (WGMMA_FENCE + WGMMA + WAIT + TO_OUT, "register-in-flight"),
         (WGMMA_FENCE + WGMMA + COMMIT + "    wgmma.wait_group.sync.aligned 1;\n" + TO_OUT, "register-in-flight"),
         (WGMMA_FENCE + WGMMA + COMMIT + "    mov.b32 %r102, 0;\n" + WAIT + TO_OUT, "register-in-flight"),
-        (WGMMA_FENCE + FROM_REGISTERS + COMMIT + "    mov.b32 %r402, 0;\n" + WAIT + TO_OUT, "register-in-flight"),
+        (WGMMA_FENCE + FROM_REGISTERS + COMMIT + "    mov.b32 %r402, %r50;\n" + WAIT + TO_OUT, "register-in-flight"),
         (WGMMA_FENCE + WGMMA + COMMIT + "    ret;\n", "async-in-flight"),
         (WGMMA_FENCE + WGMMA + "    ret;\n", "async-in-flight"),
         (WGMMA_FENCE + WGMMA.replace("n8k", "n16k").replace("%r103}", f"%r103, {names(4, 104)}}}")

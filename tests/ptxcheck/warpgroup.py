@@ -2,8 +2,9 @@
 
 PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions", "Async proxy", "wgmma.fence",
 "wgmma.wait_group". The four warps issue the same instructions, each at its own pace; an operation may take effect once
-all four have, after those before it. Accumulators, and registers that hold A, belong to the operation from its issue by
-a warp until that warp waits for its group. Sums stay in matrix form while operations on the same accumulators follow
+all four have, after those before it. Accumulators belong to the operation from its issue by a warp until that warp
+waits for its group; registers that hold A must not be written meanwhile (that they are read, which the manual forbids
+as well, is let pass: nothing can come of it). Sums stay in matrix form while operations on the same accumulators follow
 one another. Not seen: a register that is read, not written, between the last fence and a wgmma that overwrites it.
 """
 
@@ -163,7 +164,7 @@ class Side:
         self.watched: Watched = watched(warp.program)
         self.fenced: list[Any] | None = None  # the watched registers as they were at the last wgmma.fence
         self.sums: dict[Registers, Held] = {}
-        self.a: dict[int, tuple[int, Any]] = {}  # registers that hold A: last operation, value
+        self.a: dict[int, tuple[int, Any, Inst]] = {}  # registers that hold A: last operation, value, instruction
 
     def fence(self) -> None:
         """wgmma.fence: wgmmas that follow may use the registers as they are now."""
@@ -229,18 +230,27 @@ class Side:
         """The registers of A are read, at any time until the operation is waited for."""
         w, out = self.warp, []
         for k in mma.a_registers:
-            known = self.a.get(k)
-            if known is None:
-                v = w.regs[k]
+            v = w.regs[k]
+            if k in self.a:
+                self._unchanged(k)
+            else:
                 if v is None:
                     w.fault("uninitialised-register", f"{w.program.names[k]} is read as A and was never written")
                 self._ordered((k,), [v], None, "a register of A")
-                w.regs[k] = Poison("a wgmma that was not waited for reads A from it", mma.inst, v)
-            else:
-                v = known[1]
-            self.a[k] = (number, v)
+            self.a[k] = (number, v, mma.inst)
             out.append(v.view(np.uint32))
         return np.array(out)
+
+    def _unchanged(self, k: int) -> None:
+        """A register of A may be read while an operation does, and not written."""
+        w = self.warp
+        _, v, inst = self.a[k]
+        if w.regs[k] is not v:
+            w.fault(
+                "register-in-flight",
+                f"{w.program.names[k]} was written while a wgmma that was not waited for reads A from it",
+                other=f"issued at {inst.where}",
+            )
 
     def _give_back(self, numbers: Registers, values: list[Any], span: slice | None) -> None:
         """What an operation leaves in registers needs no wgmma.fence before the next one."""
@@ -263,10 +273,9 @@ class Side:
             del self.sums[numbers]
             values = list(wgmma.to_registers(sums[numbers][row : row + 16], held.mma.shape.d))
             self._give_back(numbers, values, held.mma.span)
-        for k, (last, v) in list(self.a.items()):
-            if last < finished:
-                del self.a[k]
-                self._give_back((k,), [v], None)
+        for k in [k for k, held in self.a.items() if held[0] < finished]:
+            self._unchanged(k)
+            del self.a[k]
         self.waited = max(self.waited, finished)
 
 
