@@ -225,10 +225,7 @@ class _Log(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize(
-    "case",
-    ["slopes", "temperature", "column bias, bf16", "gathered", "row bias", "bias", "sinks", "sinks of groups, fp16"],
-)
+@pytest.mark.parametrize("case", ["slopes", "temperature", "one number", "column bias, bf16", "row bias", "bias"])
 def test_nothing_waits_for_the_gpu(case: str) -> None:
     """On tensors that claim to be on a GPU: no copy to it, no value read back, as a CUDA graph demands."""
     from torch._subclasses.fake_tensor import FakeTensorMode
