@@ -33,6 +33,7 @@ def candidates() -> Iterator[Candidate]:
     """Tall steps first: every step costs its barriers and its latency once."""
     for tile_m in TILES_M:
         yield Candidate(tile_m=tile_m)
+    yield Candidate(tile_m=64, splits_operands=True)
 
 
 def plan_candidate(
@@ -50,7 +51,7 @@ def plan_candidate(
         name=candidate.name,
         compute=compute,
         mask=plan_mask(form, 1),
-        schedule=plan_schedule(compute, memory),
+        schedule=plan_schedule(compute, memory, deterministic),
         memory=memory,
         launch=LaunchPlan(threads=128 * (n + 1), cluster=(1, 1, 1), launch_registers=sm90.LAUNCH_REGISTERS[n]),
         cost=step_cost(compute, gradient),
@@ -86,7 +87,8 @@ def plan_backward(spec: AttentionSpec, target: str = sm90.NAME, *, captured: Seq
             served.append(outcome)
     if not served:
         raise _nothing_fits(spec, target, rejected)
-    best = min(served, key=_cycles_per_row)
+    # Twice the fp32 sums into dQ: operands are split only where nothing else fits.
+    best = min((p for p in served if not p.compute.splits_operands), key=_cycles_per_pair, default=served[0])
     return BackwardPlanSet(
         spec=spec,
         target=target,
@@ -103,8 +105,8 @@ def has_sink_rows(plan_set: BackwardPlanSet) -> bool:
     return any(c.kind is GradientKind.SINK for c in plan_set.gradient.contributions)
 
 
-def _cycles_per_row(p: BackwardPlan) -> float:
-    return p.cost.mma_cycles / p.cost.efficiency / p.compute.tile_m
+def _cycles_per_pair(p: BackwardPlan) -> float:
+    return p.cost.mma_cycles / p.cost.efficiency / (p.compute.tile_m * p.compute.tile_n)
 
 
 def _nothing_fits(spec: AttentionSpec, target: str, rejected: Sequence[Rejected]) -> AttnError:

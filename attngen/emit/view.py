@@ -190,6 +190,12 @@ class BackwardView(CommonView):
     turn_words: int
     turns_note: str
     ds_stages: int
+    splits_operands: bool
+    orders_bulk_adds: bool
+    p_stages: int
+    warpgroups_note: str
+    owners: str
+    ds_writers: str
     has_slope: bool
     slope: str
     slope_note: str

@@ -17,7 +17,8 @@ from attngen.ir.types import DType
 
 
 class BackwardCompute(Node):
-    """MMA shapes, and who computes what. tile_n = 64 * warpgroups keys belong to a CTA, 64 to each warpgroup.
+    """MMA shapes, and who computes what. tile_n keys belong to a CTA: 64 to each warpgroup, or 64 in all where the
+    warpgroups split the operands.
 
     S^T = K Q^T and dP^T = V dO^T come out with keys as rows, so that P^T and dS^T are register operands of
     dV += P^T dO and dK += dS^T Q.
@@ -32,6 +33,8 @@ class BackwardCompute(Node):
     #: Extents in shared memory and MMA: next multiple of 16; TMA fills the rest with zeros.
     head_dim_qk_padded: int
     head_dim_v_padded: int
+    #: One warpgroup owns dV of all 64 keys of a CTA, the other dK: sums of wide heads fit the registers so.
+    splits_operands: bool = False
     #: dQ^T = K^T dS^T instead of dQ = dS K, for tiles whose rows are no multiple of 64.
     dq_transposed: bool
     #: dV and dK are waited for before dQ starts: their operands' registers are needed.
@@ -64,7 +67,10 @@ class BackwardMemory(Node):
     q_stages: int
     do_stages: int
     ds_stages: int
+    #: Slots of dQ on its way to global memory; 0: it goes there straight from registers.
     dq_stages: int
+    #: Stages of P on its way from the warpgroup that owns dV to the other; 0: each has its own.
+    p_stages: int
     buffers: tuple[Buffer, ...]
     smem_bytes: int
     smem_limit: int

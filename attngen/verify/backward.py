@@ -26,7 +26,9 @@ def faults(plan: BackwardPlan) -> list[str]:
 def _compute(plan: BackwardPlan) -> Iterator[Check]:
     c = plan.compute
     rows, columns = c.dq_shape
-    yield c.tile_n == 64 * c.warpgroups, f"compute: tile_n {c.tile_n} is not 64 x {c.warpgroups} warpgroups"
+    keys = 64 if c.splits_operands else 64 * c.warpgroups
+    yield c.tile_n == keys, f"compute: tile_n {c.tile_n}, the warpgroups own {keys} keys"
+    yield not (c.splits_operands and c.dq_transposed), "compute: split operands take dQ as it is"
     yield c.tile_m % 16 == 0 and 16 <= c.tile_m <= 256, f"compute: tile_m {c.tile_m} is no k extent of a WGMMA"
     yield rows % 64 == 0, f"compute: dQ has {rows} rows, not a multiple of 64"
     yield c.dq_columns % 8 == 0 and c.dq_columns <= 256, f"compute: dQ has {c.dq_columns} columns a warpgroup"
@@ -63,8 +65,9 @@ def _roles(plan: BackwardPlan) -> Iterator[Check]:
 
 def _ledger(plan: BackwardPlan) -> Iterator[Check]:
     n = plan.compute.warpgroups
-    wanted = {"k": (1, 0), "v": (1, 0), "walk": (1, 0), "q": (1, 4 * n), "do": (1, 4 * n), "ds": (4 * n, 4 * n)}
-    wanted["dq"] = (4, 1)
+    splits = plan.compute.splits_operands
+    wanted = {"k": (1, 0), "v": (1, 0), "walk": (1, 0), "q": (1, 4 * n), "do": (1, 4 * n)}
+    wanted |= {"ds": (4, 4 * n), "p": (4, 4)} if splits else {"ds": (4 * n, 4 * n), "dq": (4, 1)}
     found = {p.name: (p.full_arrivals, p.empty_arrivals) for p in plan.schedule.pipelines}
     yield found == wanted, f"schedule: arrivals {found}, the roles make {wanted}"
     ids = [b.id for b in plan.schedule.named_barriers]

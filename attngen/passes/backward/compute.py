@@ -20,10 +20,15 @@ class Candidate(Node):
     """What the search enumerates; everything else follows."""
 
     tile_m: int
+    splits_operands: bool = False
+
+    @property
+    def tile_n(self) -> int:
+        return 64 if self.splits_operands else 64 * WARPGROUPS
 
     @property
     def name(self) -> str:
-        return f"{self.tile_m}x{64 * WARPGROUPS}"
+        return f"{self.tile_m}x{self.tile_n}"
 
 
 def expression_registers(form: MaskForm, gradient: GradientForm, has_score: bool) -> int:
@@ -49,17 +54,17 @@ def plan_compute(
     Rejects   tiles whose dQ no WGMMA shape covers; fragments that leave too few registers
     Sources   FlashAttention-3 (arXiv:2407.08608) appendix B; docs/performance.md for dQ one step behind
     """
-    m, n = candidate.tile_m, 64 * WARPGROUPS
+    m, n, splits = candidate.tile_m, candidate.tile_n, candidate.splits_operands
     qk, v = padded(spec.head_dim_qk), padded(spec.head_dim_v)
-    transposed = m not in (64, n)
-    if transposed and qk % 64:
+    transposed = m not in (64, 64 * WARPGROUPS)
+    if transposed and (qk % 64 or splits):
         return Reject("compute", f"dQ^T = K^T dS^T takes head_dim_qk in multiples of 64, not {qk}", 2.0)
     has_score = gradient.score.kind != "atom"
     extra = expression_registers(form, gradient, has_score)
-    sums = (qk + v) // 2
-    dq = m * qk // (2 * n)  # fp32 words of a thread
-    scores = sums + m + extra  # S and dP
-    overlapped = sums + m // 2 + dq  # P and dS packed, operands of dV and dK that still run
+    sums = max(qk, v) // 2 if splits else (qk + v) // 2
+    dq = m * qk // (128 * WARPGROUPS)  # fp32 words of a thread
+    scores = sums + m + extra  # S and dP; or dP and P
+    overlapped = sums + (m // 4 if splits else m // 2) + dq  # P and dS packed, operands of dV and dK that still run
     room = sm90.REGISTERS[WARPGROUPS][1] - sm90.REGISTER_OVERHEAD
     drains = overlapped > room
     needed = max(scores, sums + dq if drains else overlapped)
@@ -79,6 +84,7 @@ def plan_compute(
         head_dim_v=spec.head_dim_v,
         head_dim_qk_padded=qk,
         head_dim_v_padded=v,
+        splits_operands=splits,
         dq_transposed=transposed,
         drains=drains,
         has_score=has_score,
@@ -88,6 +94,8 @@ def plan_compute(
 
 def fragment_registers(c: BackwardCompute) -> int:
     """Registers of a consumer thread at its fullest point: dK, dV and the larger of (S, dP) and (P, dS, dQ)."""
-    sums = (c.head_dim_qk_padded + c.head_dim_v_padded) // 2
-    dq = c.tile_m * c.head_dim_qk_padded // (2 * c.tile_n)
-    return sums + max(c.tile_m + c.expression_registers, dq if c.drains else c.tile_m // 2 + dq)
+    qk, v, m = c.head_dim_qk_padded, c.head_dim_v_padded, c.tile_m
+    sums = max(qk, v) // 2 if c.splits_operands else (qk + v) // 2
+    dq = m * qk // (128 * c.warpgroups)
+    packed = m // 4 if c.splits_operands else m // 2
+    return sums + max(m + c.expression_registers, dq if c.drains else packed + dq)

@@ -19,14 +19,16 @@ def step_cost(c: BackwardCompute, gradient: GradientForm) -> Cost:
     """Cycles that one full step keeps each unit of an SM busy.
 
     Operands from shared memory, bytes by warpgroup: S, dP read both tiles; dV, dK read dO and Q (P and dS come from
-    registers); dQ reads its halves of dS and K. dS is written once, dQ written and read once in fp32.
+    registers); dQ reads its halves of dS and K. dS is written once, dQ (fp32) or P (split operands) written and read.
     """
     qk, v, m, n, wgs = c.head_dim_qk_padded, c.head_dim_v_padded, c.tile_m, c.tile_n, c.warpgroups
-    own = n // wgs
+    own = 64
     rows, _ = c.dq_shape
     dq_rows = rows // wgs if c.dq_by_rows else rows
-    reads = wgs * ((own + m) * (qk + v) + m * (qk + v) + n * (dq_rows + c.dq_columns))
-    smem = (2 * reads + 2 * m * n + 2 * 4 * m * qk) / sm90.SMEM_BYTES_PER_CYCLE
+    reads = ((own + m) * (qk + v) + m * (qk + v)) * (1 if c.splits_operands else wgs)
+    reads += wgs * n * (dq_rows + c.dq_columns)
+    through = 2 * 2 * m * n if c.splits_operands else 2 * 4 * m * qk  # P, or dQ: written and read once
+    smem = (2 * reads + 2 * m * n + through) / sm90.SMEM_BYTES_PER_CYCLE
     mma = 2 * m * n * (3 * qk + 2 * v) / sm90.MMA_FLOP_PER_CYCLE
     calls = (
         [x for e in (gradient.score, gradient.slope) for x in walk(e) if isinstance(x, Apply)] if c.has_score else []

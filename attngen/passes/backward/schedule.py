@@ -7,7 +7,7 @@ from attngen.ir.plan import NamedBarrier, Pipeline, Role, SchedulePlan
 from attngen.targets import sm90
 
 
-def plan_schedule(c: BackwardCompute, memory: BackwardMemory) -> SchedulePlan:
+def plan_schedule(c: BackwardCompute, memory: BackwardMemory, deterministic: bool) -> SchedulePlan:
     """Assign roles and write down who arrives where.
 
     Rewrite   KV tile -> one CTA: a TMA producer warp, a reducing thread and 64 keys for each consumer warpgroup
@@ -27,11 +27,18 @@ def plan_schedule(c: BackwardCompute, memory: BackwardMemory) -> SchedulePlan:
         )  # fmt: skip
 
     load, exchange, add = ("producer", "consumers"), ("consumers", "consumers"), ("consumer", "reducer")
+    splits = c.splits_operands
+    reducers = 0 if splits else n
+    last = (
+        pipeline("p", "sP", memory.p_stages, 0, 4, 4, ("consumer 0", "consumer 1"))
+        if splits
+        else pipeline("dq", "sdQ", memory.dq_stages, 0, 4, 1, add)
+    )
     return SchedulePlan(
         roles=(
             Role(name="producer", warps=(0, 1), registers=producer),
-            *(Role(name=f"reducer {w}", warps=(1 + w, 2 + w), registers=producer) for w in range(n)),
-            Role(name="idle", warps=(1 + n, 4), registers=producer),
+            *(Role(name=f"reducer {w}", warps=(1 + w, 2 + w), registers=producer) for w in range(reducers)),
+            Role(name="idle", warps=(1 + reducers, 4), registers=producer),
             *(Role(name=f"consumer {w}", warps=(4 + 4 * w, 8 + 4 * w), registers=consumer) for w in range(n)),
         ),
         pipelines=(
@@ -40,13 +47,22 @@ def plan_schedule(c: BackwardCompute, memory: BackwardMemory) -> SchedulePlan:
             pipeline("walk", "steps", 1, 0, 1, 0, load),
             pipeline("q", "sQ", memory.q_stages, q_bytes + statistics, 1, 4 * n, load),
             pipeline("do", "sdO", memory.do_stages, do_bytes + statistics, 1, 4 * n, load),
-            pipeline("ds", "sdS", memory.ds_stages, 0, 4 * n, 4 * n, exchange),
-            pipeline("dq", "sdQ", memory.dq_stages, 0, 4, 1, add),
+            pipeline("ds", "sdS", memory.ds_stages, 0, 4 if splits else 4 * n, 4 * n, exchange),
+            last,
         ),
         named_barriers=(
             NamedBarrier(id=0, name="cta", threads=128 * (n + 1)),
             NamedBarrier(id=1, name="store", threads=128 * n),
-            NamedBarrier(id=2, name="stagger", threads=256),
+            *(
+                (NamedBarrier(id=2 + w, name=f"own sum of warpgroup {w}", threads=128) for w in range(n))
+                if splits
+                else (NamedBarrier(id=2, name="stagger", threads=256),)
+            ),
+            *(
+                NamedBarrier(id=4 + w, name=f"turn of warpgroup {w}", threads=128)
+                for w in range(n)
+                if splits and deterministic
+            ),
         ),
         pingpong=False,
         order="linear",
