@@ -8,7 +8,8 @@
 | `element` | the tensor's own extents, zeroed   | is the gradient: broadcast axes have stride 0 for the kernel   |
 
 Memory O(batch heads seqlen) for the first three. Everything is summed in fp32 and rounded once, to the tensor's dtype.
-The result is deterministic where the buffers are: torch scatters by sorting. Nothing waits for the GPU.
+The result is deterministic where the buffers are: torch scatters by sorting; indices that are plain atoms take sums
+alone. Nothing waits for the GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 
-from attngen.ir.expr import Atom
+from attngen.ir.expr import Atom, Expr, Load
 from attngen.ir.gradient import Contribution, GradientKind
 from attngen.ir.spec import AttentionSpec
 from attngen.jit.named import broadcast
@@ -29,6 +30,8 @@ from attngen.passes.gradient import gradient_form
 
 _F32 = torch.float32
 Tensor = torch.Tensor
+#: Axes of (batch, heads_q, seqlen_q, seqlen_kv) by the atom that runs along them.
+_AXES = {"b": 0, "h": 1, "q_idx": 2, "kv_idx": 3}
 #: What a kernel file says of one buffer: "tensor", "kind".
 Row = Mapping[str, Any]
 
@@ -101,11 +104,39 @@ def _pulled_back(
     own = tensors[read.tensor]
     if not own.numel() or not buffer.numel():
         return torch.zeros(own.shape, dtype=_F32, device=own.device)
+    pairs = buffer.unsqueeze(2 if read.kind is GradientKind.COLUMN else 3)
+    indices: tuple[Expr, ...] | None = read.indices
+    if read.kind is GradientKind.SINK:
+        indices = spec.sink.indices if isinstance(spec.sink, Load) else None
+    found = None if indices is None else _along_axes(indices, pairs, own, sizes)
+    if found is not None:
+        return found
     env = environment(sizes, params, buffer.device)
     wide = {n: broadcast(x.detach(), spec.tensor(n), sizes) for n, x in tensors.items()}
-    if read.kind is GradientKind.SINK:
-        return _through_sink(spec, read.tensor, buffer.unsqueeze(3), env, wide, own, sizes)
-    return _scattered(read, buffer.unsqueeze(2 if read.kind is GradientKind.COLUMN else 3), own, env, wide)
+    if indices is None:
+        return _through_sink(spec, read.tensor, pairs, env, wide, own, sizes)
+    return _scattered(indices, pairs, own, env, wide)
+
+
+def _along_axes(indices: Sequence[Expr], pairs: Tensor, own: Tensor, sizes: Sizes) -> Tensor | None:
+    """`pairs` summed to the axes that the indices name, in their order, where each is an atom: bias[b, h, kv_idx].
+
+    None for anything else, among it a tensor that is longer than the axis it is indexed by.
+    """
+    at = [(e, n) for e, n in zip(indices, own.shape, strict=True) if n > 1]
+    names = [e.name if isinstance(e, Atom) else "" for e, _ in at]
+    if "h_kv" in names and "h" not in names:
+        group = sizes["heads_q"] // sizes["heads_kv"]
+        pairs = pairs.unflatten(1, (sizes["heads_kv"], group)).sum(2)
+        names[names.index("h_kv")] = "h"
+    if len({*names}) < len(names) or any(
+        n not in _AXES or pairs.shape[_AXES[n]] != m for n, (_, m) in zip(names, at, strict=True)
+    ):
+        return None
+    kept = [_AXES[n] for n in names]
+    summed = [a for a in range(4) if a not in kept]
+    pairs = pairs.sum(summed) if summed else pairs
+    return pairs.permute([sorted(kept).index(a) for a in kept]).reshape(own.shape)
 
 
 def _through_sink(
@@ -130,9 +161,9 @@ def _through_sink(
 
 
 def _scattered(
-    read: Contribution, pairs: Tensor, own: Tensor, env: dict[str, Tensor], wide: dict[str, Tensor]
+    indices: Sequence[Expr], pairs: Tensor, own: Tensor, env: dict[str, Tensor], wide: dict[str, Tensor]
 ) -> Tensor:
-    """`pairs` (batch, heads_q, seqlen_q or 1, seqlen_kv or 1) added up where the indices of `read` point.
+    """`pairs` (batch, heads_q, seqlen_q or 1, seqlen_kv or 1) added up where the indices point.
 
     Indices are clamped into their tensor, as in a kernel: where they were outside, the mask drops the pair, and `pairs`
     holds 0.
@@ -142,25 +173,12 @@ def _scattered(
     zero = torch.zeros((), dtype=torch.int64, device=pairs.device)
     index = [
         zero if extent == 1 else evaluate(e, env, wide, clamp=True).clamp(0, extent - 1)
-        for e, extent in zip(read.indices, own.shape, strict=True)
+        for e, extent in zip(indices, own.shape, strict=True)
     ]
     still = [a for a in range(4) if all(i.dim() == 0 or i.shape[a] == 1 for i in index)]
     pairs = pairs.sum(still, keepdim=True) if still else pairs
     found = torch.zeros(own.shape, dtype=_F32, device=pairs.device)
-    if not index:
-        return found + pairs.sum()
-    # accumulating sorts, on a GPU: not where every element is met once
-    plain = {e.name for e, n in zip(read.indices, own.shape, strict=True) if isinstance(e, Atom) and n > 1}
-    once = all(
-        pairs.shape[a] == 1 or any(n in plain and pairs.shape[a] <= _extent(read, own, n) for n in names)
-        for a, names in enumerate((("b",), ("h",), ("q_idx",), ("kv_idx",)))
-    )
-    return found.index_put_(tuple(i.expand(pairs.shape) for i in index), pairs, accumulate=not once)
-
-
-def _extent(read: Contribution, own: Tensor, name: str) -> int:
-    """The extent of the tensor's axis that atom `name` indexes by itself."""
-    return max(n for e, n in zip(read.indices, own.shape, strict=True) if isinstance(e, Atom) and e.name == name)
+    return found.index_put_(tuple(i.expand(pairs.shape) for i in index), pairs, accumulate=True)
 
 
 def environment(
