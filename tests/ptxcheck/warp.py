@@ -204,15 +204,17 @@ class Warp:
         return pc + 1
 
     def _bad_register(self, error: Exception) -> None:
-        """A step met None or Poison where it wanted an array: say which register it is."""
-        if "NoneType" not in str(error) and "Poison" not in str(error):
+        """A step met None or a register in flight where it wanted an array: say which register it is."""
+        sources = self.program.sources(self.pc)
+        names = {type(v).__name__ for k in sources if (v := self.regs[k]) is None or isinstance(v, Poison)}
+        if not any(n in str(error) for n in names):
             return
-        for k in self.program.sources(self.pc):
-            v = self.regs[k]
-            if v is None:
-                self.fault("uninitialised-register", f"{self.program.names[k]} is read and was never written")
-            if v.__class__ is Poison:
+        for k in sources:
+            if isinstance(self.regs[k], Poison):
                 self.poisoned(k, "read")
+        for k in reversed(sources):  # a destination, which may well be unwritten, comes first
+            if self.regs[k] is None:
+                self.fault("uninitialised-register", f"{self.program.names[k]} is read and was never written")
 
     # ---- fragments
     def pick(self) -> Fragment | None:
