@@ -251,4 +251,5 @@ class Barriers:
         return place(f"cta {self.cta.ctaid}, initialised", b.site)
 
     def _note(self, kind: str, message: str, actor: Actor, other: Mbarrier | None = None) -> None:
-        self.machine.note(kind, message, actor.where, self._where(other) if other is not None else "")
+        key = (actor.key, "" if other is None or other.site is None else str(other.site.index))
+        self.machine.note(kind, message, actor.where, self._where(other) if other is not None else "", key)

@@ -154,7 +154,11 @@ class Global:
         if unit > 1 and (at & (unit - 1)).any():
             bad = int(at[(at & (unit - 1)) != 0][0])
             self.note(
-                "misaligned", f"{region.name(bad)}: address {bad:#x} is no multiple of {unit}", actor.where, "", ()
+                "misaligned",
+                f"{region.name(bad)}: address {bad:#x} is no multiple of {unit}",
+                actor.where,
+                "",
+                (actor.key,),
             )
             return None
         return region
@@ -172,7 +176,7 @@ class Global:
             one = np.array([a])
             if r is None or a + nbytes > r.high or (r.covered is not None and not self._covers(r, one, nbytes)):
                 near = self._nearest(a)
-                self.note("out-of-bounds", f"{nbytes} bytes at {a:#x}, {near}", actor.where, "", ())
+                self.note("out-of-bounds", f"{nbytes} bytes at {a:#x}, {near}", actor.where, "", (actor.key,))
                 return
         raise AssertionError("one access spans several arrays")
 
@@ -286,7 +290,7 @@ class Global:
                 f"{where} is {how} before griddepcontrol.wait, and launch {int(by[bad][0])} wrote it",
                 actor.where,
                 "",
-                (),
+                (actor.key,),
             )
 
     def written_now(self, at: Ints) -> str:

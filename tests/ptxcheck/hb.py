@@ -149,6 +149,11 @@ class Actor:
         """Who and where, for a report."""
         return place(self.label, self.site)
 
+    @property
+    def key(self) -> str:
+        """The instruction, for telling one fault from another."""
+        return "" if self.site is None else str(self.site.index)
+
 
 class History:
     """The chains, events and reader sets of one launch."""

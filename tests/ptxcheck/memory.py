@@ -97,11 +97,14 @@ class Shared:
                 "out-of-bounds",
                 f"{nbytes} bytes at {bad:#x} of shared memory of cta {self.cta.ctaid}, which has {self.size:#x}",
                 actor.where,
+                key=(actor.key,),
             )
             return False
         if unit > 1 and (at & (unit - 1)).any():
             bad = int(at[(at & (unit - 1)) != 0][0])
-            self.cta.machine.note("misaligned", f"shared address {bad:#x} is no multiple of {unit}", actor.where)
+            self.cta.machine.note(
+                "misaligned", f"shared address {bad:#x} is no multiple of {unit}", actor.where, key=(actor.key,)
+            )
             return False
         return True
 

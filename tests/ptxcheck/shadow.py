@@ -197,13 +197,9 @@ class Shadow:
             )
 
     def _report(self, kind: str, message: str, actor: Actor, other: Event | None) -> None:
-        key = (_pc(actor.site), _pc(other.site) if other else "")
+        key = (actor.key, str(other.site.index) if other and other.site is not None else "")
         self.note(kind, message, actor.where, other.where if other else "", key)
 
 
 def _past(how: str) -> str:
     return "read" if how == "read" else "written"
-
-
-def _pc(site: Any) -> str:
-    return "" if site is None else str(site.index)
