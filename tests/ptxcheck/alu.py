@@ -31,7 +31,7 @@ def _factory(kinds: str, checked: bool) -> Callable[..., Step]:
             body += [f"a{j} = s{j}(w)"]
     args = ", ".join(f"s{j}" if kind == "c" else f"a{j}" for j, kind in enumerate(kinds))
     if checked:
-        body += ["if R[k].__class__ is Poison: w.poisoned(k, 'written')"]
+        body += ["if isinstance(R[k], Poison): w.poisoned(k, 'written')"]
     lines = "\n        ".join(body)
     text = f"""
 def factory(fn, k, {names}):
@@ -62,7 +62,8 @@ def alu(b: Build, fn: Callable[..., Array], dst: Operand, type_: str, *sources: 
         return lambda w, m: None
     size = DTYPES[type_].itemsize
     have = 1 if type_ == "pred" else b.bits(dst) // 8
-    kinds, args = "", []
+    kinds = ""
+    args: list[Any] = []
     for operand, t in sources:
         if isinstance(operand, Imm):
             kinds, args = kinds + "c", [*args, constant(operand.text, t), None]

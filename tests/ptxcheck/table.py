@@ -128,7 +128,7 @@ def merge(w: Warp, k: int, v: Array, m: Array) -> None:
     old = w.regs[k]
     if old is None:
         new = np.zeros(32, v.dtype)
-    elif old.__class__ is Poison:
+    elif isinstance(old, Poison):
         w.poisoned(k, "written")
     else:
         new = old.view(v.dtype).copy()
@@ -232,7 +232,7 @@ class Build:
                 v = v.astype(f"i{size}") if v.dtype.kind == "i" else v.view(f"u{v.dtype.itemsize}").astype(bank)
             regs = w.regs
             old = regs[k]
-            if checked and old.__class__ is Poison:
+            if checked and isinstance(old, Poison):
                 w.poisoned(k, "written")
             if not v.shape:
                 v = np.full(32, v)
