@@ -215,8 +215,9 @@ CALL: tuple[Code, ...] = (
     Code(
         "E0612",
         "func-transform",
-        "a call inside torch.func.vmap, grad or the like",
-        "The kernel works on plain tensors. Attention has a batch axis: fold the mapped axis into it.",
+        "a call inside torch.func.vmap, grad or the like, or of forward-mode differentiation",
+        "The kernel works on plain tensors. Attention has a batch axis: fold the mapped axis into it. Gradients come "
+        "from torch.autograd in reverse mode, without is_grads_batched.",
     ),
     Code(
         "E0613",

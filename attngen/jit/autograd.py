@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from attngen.jit.launch import Ready
 
 _grad_enabled = torch.is_grad_enabled
+_is_batched = torch._C._functorch.is_legacy_batchedtensor
 #: Arguments of `_Attend.forward` before the tensors that gradients may be for.
 _FIRST = 5
 
@@ -56,6 +57,8 @@ class _Attend(torch.autograd.Function):
         wanted = ctx.needs_input_grad[_FIRST:]
         if do is None and dlse is None:
             return (None,) * (_FIRST + len(wanted))
+        if _is_batched(dlse if do is None else do):  # torch.autograd.grad(is_grads_batched=True)
+            raise transformed(attention.spec.name)
         q, k, v, o, lse, *tensors = ctx.saved_tensors
         again = _grad_enabled()  # create_graph=True
         with torch.set_grad_enabled(False):
@@ -115,6 +118,19 @@ def once(name: str, found: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[An
     given = [x for x in found if x is not None]
     wrapped = iter(_Once.apply(name, len(given), *given, *inputs))  # type: ignore[no-untyped-call]
     return tuple(None if x is None else next(wrapped) for x in found)
+
+
+def transformed(spec_name: str) -> AttnError:
+    """E0612: a torch.func transform, forward-mode differentiation, or gradients of a batch of results."""
+    return error(
+        "E0612",
+        f"`{spec_name}` was called inside a torch.func transform (vmap, grad, jvp, …) or forward-mode differentiation, "
+        "which it does not support",
+        helps=(
+            "attention has a batch axis: reshape the mapped axis into it and call without vmap",
+            "gradients come from torch.autograd: .backward() and torch.autograd.grad, one result at a time",
+        ),
+    )
 
 
 def lost_gradient(spec_name: str, tensor: str) -> AttnError:

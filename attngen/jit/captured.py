@@ -126,8 +126,8 @@ def _along_axes(indices: Sequence[Expr], pairs: Tensor, own: Tensor, sizes: Size
     at = [(e, n) for e, n in zip(indices, own.shape, strict=True) if n > 1]
     names = [e.name if isinstance(e, Atom) else "" for e, _ in at]
     if "h_kv" in names and "h" not in names:
-        group = sizes["heads_q"] // sizes["heads_kv"]
-        pairs = pairs.unflatten(1, (sizes["heads_kv"], group)).sum(2)
+        b, _, rows, keys = pairs.shape
+        pairs = pairs.view(b, sizes["heads_kv"], -1, rows, keys).sum(2)
         names[names.index("h_kv")] = "h"
     if len({*names}) < len(names) or any(
         n not in _AXES or pairs.shape[_AXES[n]] != m for n, (_, m) in zip(names, at, strict=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from attngen.diag.diagnostic import AttnError, error
+from attngen.diag.diagnostic import error
 from attngen.ir.plan import KernelPlan, PlanSet
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout
@@ -34,6 +34,7 @@ _grad_enabled = torch.is_grad_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
 _any_autocast = torch._C._is_any_autocast_enabled
+_forward_ad = torch.autograd.forward_ad
 _AUTOCAST = ("cpu", "cuda")
 
 
@@ -194,6 +195,7 @@ class Attention:
                 or _any_autocast()
                 or _dispatch_modes()
                 or _functorch_level() is not None
+                or _forward_ad._current_level >= 0
                 or (ready := self._ready_on.get(q.get_device())) is None
             ):
                 return self._general(q, k, v, return_lse, out, lse, scale, check, named)
@@ -224,8 +226,8 @@ class Attention:
             return ops.traced(self, q, k, v, return_lse, out, lse, scale, named)
         if not all(isinstance(x, torch.Tensor) for x in (q, k, v)):
             contract.validate(self.spec, q, k, v, self._given_tensors(named), out, lse)
-        if _functorch_level() is not None:
-            raise _transformed(self.spec.name)
+        if _functorch_level() is not None or _is_dual(q, k, v, *self._given_tensors(named).values()):
+            raise autograd.transformed(self.spec.name)
         device = q.device.type
         if device in _AUTOCAST and torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
@@ -344,12 +346,12 @@ class Attention:
         return self._ready_on[index]
 
 
-def _transformed(name: str) -> AttnError:
-    return error(
-        "E0612",
-        f"`{name}` was called inside a torch.func transform (vmap, grad, jvp, …), which it does not support",
-        helps=("attention has a batch axis: reshape the mapped axis into it and call without vmap",),
-    )
+def _is_dual(*given: Any) -> bool:
+    """Whether forward-mode differentiation goes through a tensor: a kernel would drop its tangent in silence."""
+    if _forward_ad._current_level < 0:
+        return False
+    unpack: Any = _forward_ad.unpack_dual
+    return any(unpack(x).tangent is not None for x in given if isinstance(x, torch.Tensor))
 
 
 def portable_json(spec: AttentionSpec) -> str:

@@ -125,6 +125,18 @@ def test_a_call_without_gradients_takes_the_same_path(attach: Any, mode: Any) ->
         assert attn(q, k, v).shape == q.shape
 
 
+def test_forward_mode_is_refused_on_the_short_path(attach: Any) -> None:
+    import torch.autograd.forward_ad as forward_ad
+
+    attn, _ = attach()
+    q, k, v = (t.detach() for t in inputs(PLAIN)[0])
+    with forward_ad.dual_level():
+        assert attn(q, k, v).shape == q.shape
+        with pytest.raises(AttnError) as caught:
+            attn(q, forward_ad.make_dual(k, torch.ones_like(k)), v)
+    assert caught.value.code == "E0612"
+
+
 def test_gradients_of_odd_strides(attach: Any) -> None:
     """What kernels cannot read is made contiguous; what they can is not copied."""
     attn, kernels = attach()

@@ -431,3 +431,22 @@ def test_functorch_is_refused(plain: Attention) -> None:
         with pytest.raises(AttnError, match=r"torch\.func") as caught:
             transform(lambda t: plain(t, k, v).sum())(q)
         assert caught.value.code == "E0612"
+
+
+def test_forward_mode_and_batched_gradients_are_refused(plain: Attention) -> None:
+    """On a GPU a tangent would be dropped in silence."""
+    import torch.autograd.forward_ad as forward_ad
+
+    q, k, v = qkv()
+    with forward_ad.dual_level():
+        for given in ((q, k, v), [t.detach() for t in (q, k, v)]):
+            for i in range(3):
+                x = [forward_ad.make_dual(t, torch.ones_like(t)) if i == j else t for j, t in enumerate(given)]
+                with pytest.raises(AttnError, match="forward-mode") as caught:
+                    plain(*x)
+                assert caught.value.code == "E0612"
+        plain(q, k, v)
+    o = plain(q, k, v)
+    with pytest.raises(AttnError, match="one result at a time") as caught:
+        torch.autograd.grad(o, q, torch.stack([torch.ones_like(o)] * 2), is_grads_batched=True)
+    assert caught.value.code == "E0612"
