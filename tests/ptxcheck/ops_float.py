@@ -153,14 +153,15 @@ def copysign(b: Build, i: Inst) -> Step:
 def testp(b: Build, i: Inst) -> Step:
     t = i.mods[-1]
     least = np.finfo(DTYPES[t]).smallest_normal
-    fn: Function = {
+    kinds: dict[str, Function] = {
         "finite": np.isfinite,
         "infinite": np.isinf,
         "number": lambda x: x == x,
         "notanumber": np.isnan,
         "normal": lambda x: np.isfinite(x) & (np.abs(x) >= least),
         "subnormal": lambda x: (np.abs(x) < least) & (x != 0),
-    }[i.mods[1]]
+    }
+    fn = kinds[i.mods[1]]
     return alu(b, fn, i.ops[0], "pred", (i.ops[1], t))
 
 

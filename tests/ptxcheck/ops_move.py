@@ -128,10 +128,14 @@ def isspacep(b: Build, i: Inst) -> Step:
 
 
 # ------------------------------------------------------------------------------------------------------------ selection
+def _select(p: Array, x: Array, y: Array) -> Array:
+    return np.where(p, x, y)
+
+
 @op("selp")
 def selp(b: Build, i: Inst) -> Step:
     t = i.mods[-1]
-    return alu(b, lambda p, x, y: np.where(p, x, y), i.ops[0], t, (i.ops[3], "pred"), (i.ops[1], t), (i.ops[2], t))
+    return alu(b, _select, i.ops[0], t, (i.ops[3], "pred"), (i.ops[1], t), (i.ops[2], t))
 
 
 @op("slct")

@@ -288,7 +288,7 @@ def _body(text: str, pos: int, name: str, files: dict[int, str]) -> tuple[list[I
     insts = []
     for k, (m, sc, (file, line, at)) in enumerate(raw):
         stmt = " ".join(m[0].split())
-        ops = []
+        ops: list[Operand] = []
         for t in _split(m["args"]):
             if t in tables:
                 names, owner = tables[t]
