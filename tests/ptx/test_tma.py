@@ -265,6 +265,42 @@ ISSUED:
         assert got.tobytes() == array.tobytes() * 2
 
 
+PAIR = f"""
+    mov.u32 %r21, %cluster_ctarank;
+    setp.ne.u32 %p3, %r21, 0;
+    @%p1 bra MEET;
+    @%p3 bra MEET;
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 4096;
+MEET:
+    barrier.cluster.arrive.aligned;
+    barrier.cluster.wait.aligned;
+    @%p1 bra ISSUED;
+    mov.b64 %d20, map;
+    shl.b32 %r22, %r21, 4;
+    and.b32 %r23, %r2, 0xFEFFFFFF;
+    cp.async.bulk.tensor.2d.cta_group::2.shared::cluster.global.tile.mbarrier::complete_tx::bytes
+        [%r1], [%d20, {{0, %r22}}], [%r23];
+ISSUED:
+    @%p3 bra WAITED;
+    {WAIT}
+WAITED:
+    barrier.cluster.arrive.aligned;
+    barrier.cluster.wait.aligned;
+"""
+
+
+def test_pair_of_ctas() -> None:
+    """With cta_group::2 both CTAs' loads signal the barrier of the even one; without it, that is a fault."""
+    array = aligned((32, 64), np.uint16)
+    params = [(".param .align 64 .b8 map[128]", encode(array, "u16", (64, 16)))]
+    options: dict[str, Any] = {"out": 16, "ctas": 2, "cluster": 2, "shared": SHARED, "params": params}
+    options |= {"arrays": {"a": array}, "target": "sm_100a"}
+    text = SETUP + PAIR + dump(2048, 128)
+    for seed in range(3):
+        assert Kernel(text, **options).run(seed)[0].tobytes() == array.tobytes()
+    assert Kernel(text.replace(".cta_group::2", ""), **options).kinds() == {"bad-operand"}
+
+
 ROUND_TRIP = f"""
     mov.u32 %r21, %cluster_ctarank;
     xor.b32 %r22, %r21, 1;
