@@ -132,16 +132,16 @@ def test_forward_and_backward(case: Case) -> None:
     assert [s for s, code in run.codes.items() if "cta_group::2" in code.ptx] == case.pairs.split()
 
 
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
-def test_ragged(arch: str) -> None:
+@pytest.mark.parametrize(("arch", "causal"), [("sm_90a", True), ("sm_100a", False)])
+def test_ragged(arch: str, causal: bool) -> None:
     """Sequences of several lengths packed into one batch."""
     lengths = [70, 7, 131]
     operands = [x[0] for x in tensors(64, (2, 1), (sum(lengths), sum(lengths)))]
     ends = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
-    meaning, run = spec(64, True), Runner(3)
-    o, lse = fa4.forward(arch, run, *operands, causal=True, lengths=ends, sms=2)
+    meaning, run = spec(64, causal), Runner(3)
+    o, lse = fa4.forward(arch, run, *operands, causal=causal, lengths=ends, sms=2)
     do = torch.randn(o.shape).bfloat16()
-    found = fa4.backward(arch, run, *operands, o, do, lse, causal=True, lengths=ends, sms=2)
+    found = fa4.backward(arch, run, *operands, o, do, lse, causal=causal, lengths=ends, sms=2)
     for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
         one = [x[None, a:b] for x in operands]
         assert_close(o[None, a:b], meaning, *one, lse=lse[None, :, a:b])
@@ -152,6 +152,6 @@ def test_tiles_by_cluster_launch_control() -> None:
     """More tiles than CTAs run at a time: running clusters take over those that have not started."""
     operands = tensors(64, (4, 2), (140, 140))
     run = Runner(0)
-    o, lse = fa4.forward("sm_100a", run, *operands, clc=True, sms=2)
+    o, lse = fa4.forward("sm_100a", run, *operands, causal=True, clc=True, sms=2)
     assert "clusterlaunchcontrol.try_cancel" in run.codes["forward"].ptx
-    assert_close(o, spec(64, False), *operands, lse=lse)
+    assert_close(o, spec(64, True), *operands, lse=lse)
