@@ -132,7 +132,7 @@ def operand(units: Array, type_: str, mn_major: bool) -> Array:
 
 def a_from_registers(registers: Array, type_: str) -> Array:
     """One warp's 16 rows of A, fp32 (16, k), from its 4 registers uint32[4, 32]."""
-    # Register j holds rows + 8 * (j % 2) and, of the 32 bytes of K, the half j // 2; lane l row l / 4, bytes 4 * (l % 4).
+    # Register j: rows from 8 * (j % 2) on, half j // 2 of the 32 bytes of K; lane l: row l / 4, bytes 4 * (l % 4) on.
     raw = registers.view(np.uint8).reshape(2, 2, 8, 4, 4).transpose(1, 2, 0, 3, 4)
     return to_f32(np.ascontiguousarray(raw).reshape(16, K_BYTES), type_)
 
