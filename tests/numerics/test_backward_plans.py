@@ -38,6 +38,8 @@ def served(s: AttentionSpec) -> bool:
 
 
 SERVED = [s for s in SPECS if served(s)]
+FEW = [s for s in SERVED if s.name in ("causal", "longformer", "gpt_oss_local")]
+INTERVALS = [s for s in SERVED if (form := mask_form(s)).is_exact and len(form.clauses) == 1]
 
 
 def narrow(plans: BackwardPlanSet) -> BackwardPlanSet:
@@ -152,10 +154,9 @@ def test_sinks(sink: str) -> None:
 def bounded(plans: BackwardPlanSet, **changes: str) -> BackwardPlanSet:
     """Bounds of every clause replaced by other bounds of it."""
     (p,) = plans.plans
-    bounds = tuple(
-        TileBounds(**{**dict(t), **{n: getattr(t, o) for n, o in changes.items()}}) for t in p.mask.form.bounds
-    )
-    mask = p.mask.replace(form=p.mask.form.replace(bounds=bounds))
+    form = p.mask.form
+    bounds = tuple(t.replace(**{n: getattr(t, other) for n, other in changes.items()}) for t in form.bounds)
+    mask = p.mask.replace(form=form.replace(bounds=bounds))
     return plans.replace(plans=(p.replace(mask=mask),))
 
 
