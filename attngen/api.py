@@ -67,14 +67,45 @@ def build(
     return attention
 
 
-def compile(spec: SpecLike, *, target: str | None = None, name: str | None = None, **overrides: object) -> KernelSource:
+def compile(
+    spec: SpecLike,
+    *,
+    target: str | None = None,
+    name: str | None = None,
+    only: str | None = None,
+    **overrides: object,
+) -> KernelSource:
     """The generated kernel file of `spec`: `.text`, `.kernel_id`, `.write(path)`. Needs no GPU, torch or DSL.
 
-    Takes `spec`, `name` and `overrides` as `build` does. Raises: AttnError E01xx-E04xx.
+    The file holds forward and backward, with the gradients of every tensor declared `grad`; `only="forward"` or
+    `"backward"` leaves the other out. What of the backward no kernel serves yet is left out of a file of both, which
+    says so in its docstring and in `.meta["notes"]` (the lines of a sentence each).
+
+    Takes `spec`, `name` and `overrides` as `build` does. Raises: AttnError E01xx-E04xx; E0503 `only` is another word.
     """
+    if only not in (None, "forward", "backward"):
+        raise error("E0503", f"option `only` does not take {only!r}", helps=('take "forward" or "backward"',))
     options = Options.parse({**overrides, "target": target})
     resolved = resolve(spec, name, options)
-    return _dumped(_emit(_plan(resolved, _target(resolved, options))))
+    return _dumped(_compiled(resolved, _target(resolved, options), only))
+
+
+def _compiled(spec: AttentionSpec, target: str, only: str | None) -> KernelSource:
+    """The file of one direction, or of both."""
+    if only == "forward":
+        return _emit(_plan(spec, target))
+    from attngen.directions import plan_gradients
+    from attngen.emit.both import emit_both, emit_without_backward
+
+    plans = _plan(spec, target) if only is None else None
+    gradients = plan_gradients(spec, target)
+    if plans is None:
+        if gradients.plans is None or gradients.refused:
+            raise AttnError(*gradients.refused)
+        return _emit_backward(gradients.plans)
+    if gradients.plans is None:
+        return emit_without_backward(plans, gradients.notes)
+    return emit_both(plans, gradients.plans, gradients.notes)
 
 
 def check(spec: SpecLike) -> list[Diagnostic]:
@@ -187,6 +218,8 @@ def _override(spec: AttentionSpec, options: Options) -> AttentionSpec:
         fields["dtype"] = DType(str(changes["dtype"]))
     if "layout" in changes:
         fields["layout"] = Layout(str(changes["layout"]))
+    if "deterministic" in changes:
+        fields["backward"] = spec.backward.replace(deterministic=changes["deterministic"])
     return spec.replace(**fields)
 
 

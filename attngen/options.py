@@ -51,6 +51,9 @@ class Options(BaseModel):
     layout: Literal["bshd", "bhsd", "packed_qkv", "varlen", "padded", "paged"] | None = Field(
         None, description="memory layout of q, k, v and o"
     )
+    deterministic: Annotated[bool, Field(strict=True)] | None = Field(
+        None, description="the same bits of every gradient from run to run"
+    )
     target: str | None = Field(None, description="GPU architecture to compile for, such as sm_90a")
     tile: Pair | Auto | None = Field(None, description='rows x keys of one tile, "128x128" or (128, 128)')
     stages: Annotated[int, Field(ge=1, le=8)] | Auto | None = Field(None, description="K/V stages in shared memory")
@@ -82,7 +85,7 @@ class Options(BaseModel):
 
     def language(self) -> dict[str, object]:
         """The overrides that change what the spec says, as the syntax layer takes them."""
-        names = ("head_dim", "head_dim_v", "dtype", "layout")
+        names = ("head_dim", "head_dim_v", "dtype", "layout", "deterministic")
         return {n: getattr(self, n) for n in names if getattr(self, n) is not None}
 
     def schedule(self) -> dict[str, object]:

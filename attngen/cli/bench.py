@@ -29,6 +29,7 @@ def bench(
     tile: common.Tile = None,
     stages: common.Stages = None,
     order: common.Order = None,
+    deterministic: common.Deterministic = None,
     seqlen: Annotated[str | None, typer.Option("--seqlen", help="Lengths, e.g. 1024,4096.")] = None,
     seqlen_kv: Annotated[
         int | None, typer.Option("--seqlen-kv", min=1, help="Keys, where not as many as rows.")
@@ -71,7 +72,15 @@ def bench(
     if plot is not None and not plot.endswith((".svg", ".png")):
         raise common.Usage("--plot takes a file that ends in .svg or .png")
     lengths = _lengths(seqlen, quick)
-    changes = common.overrides(dtype=dtype, head_dim=head_dim, layout=layout, tile=tile, stages=stages, order=order)
+    changes = common.overrides(
+        dtype=dtype,
+        head_dim=head_dim,
+        layout=layout,
+        tile=tile,
+        stages=stages,
+        order=order,
+        deterministic=deterministic,
+    )
     given = common.settings_of(param or [], "--param")
     shapes = {"batch": batch, "heads_q": heads, "heads_kv": heads_kv, "seqlen_kv": seqlen_kv}
     cells = list(_grid_cells(lengths, changes) if spec is None else _spec_cells(spec, name, lengths, changes, shapes))

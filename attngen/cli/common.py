@@ -246,6 +246,10 @@ LayoutOption = Annotated[str | None, typer.Option("--layout", help="bshd or bhsd
 Tile = Annotated[str | None, typer.Option("--tile", help="tile_m x tile_n, e.g. 128x128.")]
 Stages = Annotated[int | None, typer.Option("--stages", help="K/V stages in shared memory.", min=1, max=64)]
 Order = Annotated[str | None, typer.Option("--order", help="Tile order: lpt or linear.")]
+Deterministic = Annotated[
+    bool | None,
+    typer.Option("--deterministic/--no-deterministic", help="Gradients with the same bits from run to run, or not."),
+]
 
 
 def overrides(
@@ -256,6 +260,7 @@ def overrides(
     tile: str | None = None,
     stages: int | None = None,
     order: str | None = None,
+    deterministic: bool | None = None,
 ) -> dict[str, object]:
     """The override options as `attngen.options.Options` takes them."""
     changes: dict[str, object] = {}
@@ -268,7 +273,8 @@ def overrides(
         changes["head_dim"] = int(parts[0])
         if len(parts) == 2:
             changes["head_dim_v"] = int(parts[1])
-    plain = {"dtype": dtype, "layout": layout, "tile": tile, "stages": stages, "order": order}
+    plain: dict[str, object] = {"dtype": dtype, "layout": layout, "tile": tile, "stages": stages, "order": order}
+    plain["deterministic"] = deterministic
     return changes | {k: v for k, v in plain.items() if v is not None}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,6 +24,10 @@ def compile_(
         str | None,
         typer.Option("--object", metavar="FOLDER", help="Compile on to machine code, written into this folder."),
     ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option("--only", help="forward or backward: that one alone (default: both in one file)."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE even if it was edited or is no kernel.")] = False,
     name: common.Name = None,
     target: common.Target = None,
@@ -33,26 +37,46 @@ def compile_(
     tile: common.Tile = None,
     stages: common.Stages = None,
     order: common.Order = None,
+    deterministic: common.Deterministic = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="What was made, as JSON on stdout (with -o FILE or --object).")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing when it worked.")] = False,
 ) -> None:
-    """Compile a spec to a standalone kernel file; with --object also to machine code."""
+    """Compile a spec to a standalone file with its forward and backward kernels; with --object also to machine code."""
     from attngen import api
 
     if as_json and output == "-" and objects is None:
         raise common.Usage("--json describes files: name one with -o FILE or --object FOLDER")
+    if only not in (None, "forward", "backward"):
+        raise common.Usage(f"--only takes forward or backward, found {common.printable(only or '')!r}")
     started = time.perf_counter()
-    changes = common.overrides(dtype=dtype, head_dim=head_dim, layout=layout, tile=tile, stages=stages, order=order)
-    source = api.compile(common.read_source(spec), name=name, target=target, **changes)
+    changes = common.overrides(
+        dtype=dtype,
+        head_dim=head_dim,
+        layout=layout,
+        tile=tile,
+        stages=stages,
+        order=order,
+        deterministic=deterministic,
+    )
+    text = common.read_source(spec)
+
+    def compiled(direction: str | None) -> KernelSource:
+        return api.compile(text, name=name, target=target, only=direction, **changes)
+
+    source = compiled(only)
+    for note in source.meta.get("notes", ()):
+        common.say(f"note: {' '.join(note)}")
     written: list[str] = []
     if output != "-":
         written.append(str(_write(source, output, force)))
     elif objects is None:
         common.write_text("-", source.text)
     if objects is not None:
-        written += _machine_code(source, Path(objects))
+        both = source.meta["direction"] == "both"  # an object holds one plan of one direction
+        for one in (compiled("forward"), compiled("backward")) if both else (source,):
+            written += _machine_code(one, Path(objects))
     seconds = time.perf_counter() - started
     if as_json:
         made = {
@@ -64,8 +88,14 @@ def compile_(
         }
         common.write_text("-", json.dumps({**made, "meta": source.meta}) + "\n")
     elif written and not quiet:
-        plans = ", ".join(str(p["name"]) for p in source.meta.get("plans", ()))
-        common.say(f"{source.kernel_id}: {', '.join(written)} (plans: {plans}; {seconds:.2f} s)")
+        common.say(f"{source.kernel_id}: {', '.join(written)} ({_plans(source.meta)}; {seconds:.2f} s)")
+
+
+def _plans(meta: dict[str, Any]) -> str:
+    """Tile plans of the directions that a file holds."""
+    tables = {"forward": meta, "backward": meta.get("backward", {})}
+    held = tables if meta["direction"] == "both" else {meta["direction"]: tables[meta["direction"]]}
+    return "; ".join(f"{d} {', '.join(str(p['name']) for p in table['plans'])}" for d, table in held.items())
 
 
 def _write(source: KernelSource, output: str, force: bool) -> Path:
@@ -85,5 +115,7 @@ def _machine_code(source: KernelSource, folder: Path) -> list[str]:
         raise common.Usage(
             f"cannot make the folder {common.printable(str(folder))}: {fault.strerror or fault}"
         ) from None
+    wanted = ("q", "k", "v") if source.meta["direction"] == "backward" else ()
     with bar() as progress:
-        return [str(p) for p in write_objects(source, folder, str(source.meta["target"]), progress=progress)]
+        made = write_objects(source, folder, str(source.meta["target"]), wanted=wanted, progress=progress)
+    return [str(p) for p in made]

@@ -31,6 +31,7 @@ def explain(
     tile: common.Tile = None,
     stages: common.Stages = None,
     order: common.Order = None,
+    deterministic: common.Deterministic = None,
     seqlen: Annotated[
         str, typer.Option("--seqlen", help="Lengths for the rooflines, e.g. 1024,4096; the picture takes the first.")
     ] = "1024,8192",
@@ -73,7 +74,15 @@ def explain(
             raise common.Usage(
                 f"{option} {common.printable(file)} names a {ending} file; write {other} {common.printable(file)}"
             )
-    changes = common.overrides(dtype=dtype, head_dim=head_dim, layout=layout, tile=tile, stages=stages, order=order)
+    changes = common.overrides(
+        dtype=dtype,
+        head_dim=head_dim,
+        layout=layout,
+        tile=tile,
+        stages=stages,
+        order=order,
+        deterministic=deterministic,
+    )
     spec = common.load(subject, name, changes)
     params = samples.params(spec, common.settings_of(param or [], "--param"))
     shapes = [_shape(spec, n, seqlen_kv, batch, heads, heads_kv) for n in _lengths(seqlen)]

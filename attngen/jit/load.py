@@ -83,14 +83,23 @@ def load(
 
 
 def write_objects(
-    source: KernelSource, folder: Path, target: str, *, options: str = "", progress: Progress | None = None
+    source: KernelSource,
+    folder: Path,
+    target: str,
+    *,
+    options: str = "",
+    wanted: tuple[str, ...] = (),
+    progress: Progress | None = None,
 ) -> list[Path]:
-    """Compile every plan into `folder`, without cache or GPU: `<kernel_id>_plan_<i>.so` (`.o` without a linker)."""
+    """Compile every plan into `folder`, without cache or GPU: `<kernel_id>_plan_<i>.so` (`.o` without a linker).
+
+    `wanted`: the gradients that a backward computes.
+    """
     work = folder / f".{source.kernel_id[:60]}-{os.getpid()}"
     work.mkdir(parents=True)
     try:
         (work / "kernel.py").write_text(source.text, encoding="utf-8")
-        names, _ = compile_all(work, range(plan_count(source)), target, options, progress)
+        names, _ = compile_all(work, range(plan_count(source)), target, options, progress, wanted)
         targets = [folder / f"{source.kernel_id}_{name}" for name in names]
         for name, path in zip(names, targets, strict=True):
             os.replace(work / name, path)

@@ -89,8 +89,10 @@ def test_run_an_edited_kernel_file_without_a_gpu(attngen, causal, tmp_path):
 def test_compile_to_machine_code(attngen, causal, tmp_path):
     done = attngen("compile", causal, "--object", tmp_path / "out", "--tile", "128x64")
     assert done.code == 0, done.err
-    made = list((tmp_path / "out").iterdir())
-    assert [p.suffix for p in made] in ([".so"], [".o"]) and made[0].stat().st_size > 10_000
+    made = sorted((tmp_path / "out").iterdir())
+    assert len(made) == 2 and "_bwd_" in made[0].name and "_fwd_" in made[1].name
+    for path in made:
+        assert path.suffix in (".so", ".o") and path.stat().st_size > 10_000
     assert done.out == ""
 
 
