@@ -220,7 +220,7 @@ def _raise_compile_error(result: dict[str, Any], kernel: Path, index: int, err: 
     )
 
 
-def _compile_here(kernel: Path, index: int, stem: Path, options: str, wanted: tuple[str, ...]) -> dict[str, str]:
+def _compile_here(kernel: Path, index: int, stem: Path, options: str, wanted: tuple[str, ...] = ()) -> dict[str, str]:
     with _compile_lock, SYNTAX_LOCK:  # the DSL reads the kernel's syntax tree
         try:
             return worker.compile_plan(str(kernel), index, str(stem), options, wanted)
