@@ -324,6 +324,113 @@ def test_forms_that_are_not_modelled_are_named() -> None:
             kernel(ALLOCATE + text + FREE).run()
 
 
+# ----------------------------------------------------------------------------------------- A from tensor memory, in PTX
+B_ROWS, LBO, SBO = 16, 256, 128
+CORE = """
+    setp.ne.u32 %p3, %r0, 0;
+    @%p3 bra READY;
+    mbarrier.init.shared.b64 [smem+520], 1;
+    fence.mbarrier_init.release.cluster;
+READY:
+    shl.b32 %r14, %r0, 8;
+    mad.lo.s32 %r30, %r0, 3, 1;
+    and.b32 %r30, %r30, 7;
+    cvt.rn.f32.u32 %r31, %r30;
+    cvt.rn.bf16x2.f32 %r30, %r31, %r31;
+    tcgen05.st.sync.aligned.32x32b.x8.b32 [%r12], {%r30, %r30, %r30, %r30, %r30, %r30, %r30, %r30};
+    tcgen05.wait::st.sync.aligned;
+    bar.sync 0;
+    @%p3 bra ISSUED;
+    mov.b64 %d3, DESCRIPTOR;
+    cvt.u64.u32 %d4, %r1;
+    shr.u64 %d4, %d4, 4;
+    or.b64 %d3, %d3, %d4;
+    mov.b32 %r15, INSTRUCTION;
+    add.u32 %r16, %r11, 16;
+    tcgen05.mma.cta_group::1.kind::f16 [%r16], [%r11], %d3, %r15, 0;
+    tcgen05.mma.cta_group::1.kind::f16 [%r16], [%r11], %d3, %r15, 1;
+    tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [smem+520];
+ISSUED:
+"""
+WAIT_CORE = """
+POLL:
+    mbarrier.try_wait.parity.shared.b64 %p4, [smem+520], 0;
+    @!%p4 bra POLL;
+"""
+RESULT = """
+    add.u32 %r17, %r12, 16;
+    tcgen05.ld.sync.aligned.32x32b.x16.b32 {VALUES}, [%r17];
+    tcgen05.wait::ld.sync.aligned;
+    STORES
+"""
+OVERWRITE = "    tcgen05.st.sync.aligned.32x32b.x1.b32 [%r12], {%r0};\n    tcgen05.wait::st.sync.aligned;\n"
+
+
+def core(text: str) -> Kernel:
+    """D = 2 A B^T, A of tensor memory, B without swizzle, by hand."""
+    b = np.arange(B_ROWS * 16).reshape(B_ROWS, 16) % 5 - 2
+    raw = torch.tensor(b).bfloat16().view(torch.uint8).numpy().reshape(B_ROWS, 2, 16)
+    image = np.zeros(512, np.uint8)
+    for row in range(B_ROWS):
+        for unit in range(2):
+            at = row % 8 * 16 + row // 8 * SBO + unit * LBO
+            image[at : at + 16] = raw[row, unit]
+    word = LBO >> 4 << 16 | SBO >> 4 << 32 | 1 << 46
+    kind = 1 << 4 | 1 << 7 | 1 << 10 | B_ROWS >> 3 << 17 | 128 >> 4 << 24
+    text = (ALLOCATE + text + FREE).replace("[smem]", "[smem+512]")
+    text = text.replace("DESCRIPTOR", str(word)).replace("INSTRUCTION", str(kind))
+    text = text.replace("VALUES", ", ".join(f"%r{40 + j}" for j in range(16)))
+    text = text.replace("STORES", "\n".join(f"st.global.b32 [%d0+{4 * j}], %r{40 + j};" for j in range(16)))
+    return Kernel(text, image=image.tobytes(), target="sm_100a", out=64, shared=1024)
+
+
+def test_a_from_tensor_memory() -> None:
+    for seed in range(8):
+        out, _ = core(CORE + WAIT_CORE + RESULT).run(seed)
+        b = np.arange(B_ROWS * 16).reshape(B_ROWS, 16) % 5 - 2
+        a = ((3 * np.arange(128) + 1) % 8)[:, None] * np.ones(16)
+        assert (out.view(np.float32) == 2 * a @ b.T).all()
+
+
+CORE_FAULTS = {
+    "result not waited for": (CORE + RESULT, {"tmem-race", "uninitialised-tmem"}),
+    "A overwritten while it is read": (CORE + OVERWRITE + WAIT_CORE + RESULT, {"tmem-race"}),
+    "A not waited for": (
+        CORE.replace("    tcgen05.wait::st.sync.aligned;\n", "") + WAIT_CORE + RESULT,
+        {"tmem-race", "uninitialised-tmem"},
+    ),
+    "A not announced": (
+        CORE.replace("    bar.sync 0;\n    @%p3 bra ISSUED", "    @%p3 bra ISSUED") + WAIT_CORE + RESULT,
+        {"tmem-race", "uninitialised-tmem", "barrier-uninitialised", "barrier-unsynchronised"},
+    ),
+    "accumulates into nothing": (CORE.replace("%r15, 0;", "%r15, 1;") + WAIT_CORE + RESULT, {"uninitialised-tmem"}),
+    "D past the allocation": (
+        CORE.replace("%r16, %r11, 16", "%r16, %r11, 56") + WAIT_CORE + RESULT, {"tmem-allocation"},
+    ),
+    "D in other lanes than A": (
+        CORE.replace("%r16, %r11, 16", "%r16, %r11, 2097168") + WAIT_CORE + RESULT, {"bad-operand"},
+    ),
+    "a pair that is none": (
+        CORE.replace("mma.cta_group::1", "mma.cta_group::2") + WAIT_CORE + RESULT, {"bad-operand"},
+    ),
+    "no commit": (re.sub(r"    tcgen05\.commit.*\n", "", CORE) + WAIT_CORE + RESULT, {"deadlock"}),
+    "freed while the product runs": (CORE, {"tmem-race", "async-in-flight", "tmem-allocation"}),
+    "B overwritten while it is read": (
+        CORE + "    st.shared.b32 [smem+16], %r0;\n" + WAIT_CORE + RESULT, {"race"},
+    ),
+    "B without a proxy fence": (
+        CORE.replace("@%p3 bra ISSUED;", "@%p3 bra ISSUED;\n    st.shared.b32 [smem+16], %r0;") + WAIT_CORE + RESULT,
+        {"missing-proxy-fence"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CORE_FAULTS)
+def test_faults_of_products(name: str) -> None:
+    text, kinds = CORE_FAULTS[name]
+    assert core(text).kinds(8) & kinds
+
+
 # ------------------------------------------------------------------------------------- faults planted in a whole kernel
 def nth(text: str, pattern: str, by: str, n: int) -> str:
     """The text with the n-th match replaced; n < 0 counts from the end."""
