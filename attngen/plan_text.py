@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from attngen.ir.expr import Atom, Const, Expr
 
 if TYPE_CHECKING:
+    from attngen.ir.backward import BackwardPlanSet
     from attngen.ir.forms import MaskForm
     from attngen.ir.plan import KernelPlan, PlanSet, Rejected
     from attngen.ir.spec import AttentionSpec
@@ -15,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def describe(plans: PlanSet, *, everything: bool = False) -> str:
-    """The whole report, without rooflines."""
+    """The whole report of the forward, without rooflines."""
     blocks = [_formula(plans.spec, plans.target), _mask(plans.plans[0].mask.form), _choice(plans)]
     blocks += [_plan(p) for p in plans.plans]
-    blocks.append(_rejected(plans, everything))
+    blocks.append(rejected_lines(plans, everything))
     return "\n\n".join("\n".join(b) for b in (list(block) for block in blocks) if b)
 
 
@@ -101,7 +102,8 @@ def _choice(plans: PlanSet) -> Iterator[str]:
         low = limit or low
 
 
-def _kb(n: int) -> str:
+def kb(n: int) -> str:
+    """Bytes, in KB where that loses nothing that matters."""
     return f"{n / 1024:.0f} KB" if n % 1024 == 0 or n > 10240 else f"{n} B"
 
 
@@ -126,9 +128,9 @@ def _plan(p: KernelPlan) -> Iterator[str]:
         "; ranges of each warpgroup's own 64 rows" if m.ranges_per_warpgroup else ""
     )
     yield (
-        f"  smem       {_kb(mem.smem_bytes)} of {_kb(mem.smem_limit)}: "
+        f"  smem       {kb(mem.smem_bytes)} of {kb(mem.smem_limit)}: "
         + ", ".join(
-            f"{b.name} {_kb(b.bytes)}" if b.alias_of is None else f"{b.name} in {b.alias_of}" for b in mem.buffers
+            f"{b.name} {kb(b.bytes)}" if b.alias_of is None else f"{b.name} in {b.alias_of}" for b in mem.buffers
         )
         + f"; {mem.kv_stages} K/V stages"
     )
@@ -163,7 +165,8 @@ def _measured(p: KernelPlan) -> Iterator[str]:
         yield f"  measured   {mask}, TFLOP/s on an H200 by length: {rates}"
 
 
-def _rejected(plans: PlanSet, everything: bool) -> Iterator[str]:
+def rejected_lines(plans: PlanSet | BackwardPlanSet, everything: bool) -> Iterator[str]:
+    """How the candidates fared: what fits too, and what was rejected by which pass and why."""
     yield f"candidates: {len(plans.plans)} chosen, {len(plans.others)} more fit, {len(plans.rejected)} rejected"
     if plans.others:
         names = sorted({(-round(100 * p.cost.efficiency), p.name) for p in plans.others})
@@ -177,7 +180,7 @@ def _rejected(plans: PlanSet, everything: bool) -> Iterator[str]:
         yield f"  … and {len(plans.rejected) - len(shown)} more, further off (--all)"
 
 
-def _nearest(plans: PlanSet) -> list[Rejected]:
+def _nearest(plans: PlanSet | BackwardPlanSet) -> list[Rejected]:
     """Of rejected candidates with the same rows, pass and place of O, the smallest tile: the nearest to fit."""
     nearest: dict[tuple[str, str, bool], Rejected] = {}
     for r in plans.rejected:  # in order of falling tile_n

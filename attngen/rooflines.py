@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
+    from attngen.ir.backward import BackwardPlan, BackwardPlanSet
     from attngen.ir.plan import KernelPlan, PlanSet
     from attngen.samples import Shape
 
@@ -48,7 +49,7 @@ def roofline(plans: PlanSet, shape: Shape, params: dict[str, Any], tensors: dict
 
     spec = plans.spec
     plan = plans.plans[plans.index(shape.seqlen_q, shape.seqlen_kv)]
-    total, visited, masked = _tiles(plans, plan, shape, params, tensors)
+    total, visited, masked, _ = _counted(plan, shape, params, tensors)
     per_tile = 1e6 / (sm90.SMS * sm90.CLOCK_HZ) * visited
     cost, c = plan.cost, plan.compute
     elements = shape.seqlen_q * shape.heads_q * (c.head_dim_qk + c.head_dim_v) + shape.seqlen_kv * shape.heads_kv * (
@@ -68,25 +69,118 @@ def roofline(plans: PlanSet, shape: Shape, params: dict[str, Any], tensors: dict
     )  # fmt: skip
 
 
-def _tiles(
-    plans: PlanSet, plan: KernelPlan, shape: Shape, params: dict[str, Any], tensors: dict[str, Any]
-) -> tuple[int, float, float]:
-    """(all, visited, masked) tiles of tile_m x tile_n of the whole call."""
+@dataclass(frozen=True)
+class BackwardRoofline:
+    """Microseconds of the whole GPU by unit for the main kernel, and of the two kernels around it by HBM alone.
+
+    `tiles`, `visited` and `masked` count query tiles against KV tiles, over all query heads. `hbm_*`: the main kernel,
+    `around_*`: the other two. `reduced_bytes`: fp32 words of dQ that are added in L2. `workspace_bytes` and
+    `tensor_bytes` (q, k, v, O, dO, LSE, dQ, dK, dV) are the memory of a call. Where the plan is deterministic, `turns`
+    counts ordered additions, one for each visited tile and warpgroup, and `longest` those that follow one another for
+    one query tile.
+    """
+
+    plan: str
+    tiles: int
+    visited: int
+    masked: int
+    mma_us: float
+    exp_us: float
+    smem_us: float
+    issue_us: float
+    hbm_us: float
+    hbm_bytes: int
+    around_us: float
+    around_bytes: int
+    reduced_bytes: int
+    workspace_bytes: int
+    tensor_bytes: int
+    turns: int
+    longest: int
+    estimate_us: float
+
+    @property
+    def bound(self) -> str:
+        """The unit that is busy longest."""
+        units = {
+            "MMA": self.mma_us,
+            "exp": self.exp_us,
+            "smem": self.smem_us,
+            "issue": self.issue_us,
+            "HBM": self.hbm_us,
+        }
+        return max(units, key=lambda u: units[u])
+
+
+def roofline_backward(
+    plans: BackwardPlanSet, shape: Shape, params: dict[str, Any], tensors: dict[str, Any]
+) -> BackwardRoofline:
+    """Of the plan that serves these lengths. Tensors are counted as read or written once by each kernel that does."""
+    from attngen.targets import sm90
+
+    spec, longest_side = plans.spec, max(shape.seqlen_q, shape.seqlen_kv)
+    index = next((i for i, limit in enumerate(plans.limits) if longest_side <= limit), len(plans.limits))
+    plan = plans.plans[index]
+    c, cost = plan.compute, plan.cost
+    total, visited, masked, longest = _counted(plan, shape, params, tensors)
+    per_tile = 1e6 / (sm90.SMS * sm90.CLOCK_HZ) * visited
+    element = spec.dtype.bits // 8
+    rows, keys = shape.batch * shape.heads_q * shape.seqlen_q, shape.batch * shape.heads_kv * shape.seqlen_kv
+    q, o = rows * c.head_dim_qk * element, rows * c.head_dim_v * element
+    kv = keys * (c.head_dim_qk + c.head_dim_v) * element
+    workspace = 4 * shape.batch * shape.heads_q * -(-shape.seqlen_q // c.tile_m) * plan.memory.workspace_per_tile
+    captured = sum(t.numel() * t.element_size() for t in tensors.values())
+    # prepare: O, dO, LSE in, the workspace out; main: Q, dO, K, V in, dK, dV out; finish: the workspace in, dQ out.
+    around = 2 * o + 8 * rows + workspace + workspace + q
+    main = q + o + 2 * kv + captured
+    hbm, around_us = (x / sm90.HBM_BYTES_PER_SECOND * 1e6 for x in (main, around))
+    return BackwardRoofline(
+        plan=plan.name,
+        tiles=total,
+        visited=round(visited),
+        masked=round(masked),
+        mma_us=cost.mma_cycles * per_tile,
+        exp_us=cost.exp_cycles * per_tile,
+        smem_us=cost.smem_cycles * per_tile,
+        issue_us=cost.issue_cycles * per_tile,
+        hbm_us=hbm,
+        hbm_bytes=main,
+        around_us=around_us,
+        around_bytes=around,
+        reduced_bytes=round(visited) * 4 * c.tile_m * c.head_dim_qk_padded,
+        workspace_bytes=workspace,
+        tensor_bytes=2 * q + 2 * o + 2 * kv + 4 * rows,
+        turns=round(visited) * c.warpgroups if plans.deterministic else 0,
+        longest=longest if plans.deterministic else 0,
+        estimate_us=max(cost.mma_cycles / cost.efficiency * per_tile, hbm) + around_us,
+    )
+
+
+def _counted(
+    plan: KernelPlan | BackwardPlan, shape: Shape, params: dict[str, Any], tensors: dict[str, Any]
+) -> tuple[int, float, float, int]:
+    """(all, visited, masked) tiles of tile_m x tile_n of the whole call, and the most that one row tile sees.
+
+    A backward visits the same pairs of tiles as a forward with its tile: it asks from the other side.
+    """
     from attngen.draw.tiles import tiling
     from attngen.ir.expr import atoms_of, tensors_of
 
-    mask = plans.spec.mask
+    mask = plan.mask.form.mask
     read = atoms_of(mask)
     batches = range(min(shape.batch, _SAMPLED)) if "b" in read or tensors_of(mask) else range(1)
     heads = range(min(shape.heads_q, _SAMPLED)) if read & {"h", "h_kv"} else range(1)
     visited = masked = 0.0
+    longest = 0
     for b in batches:
         for h in heads:
-            loop = tiling(plan, shape, batch=b, head=h, params=params, tensors=tensors)
+            loop = tiling(cast("KernelPlan", plan), shape, batch=b, head=h, params=params, tensors=tensors)
             count = loop.count()
             share = loop.tile_m / plan.compute.tile_m
             visited += (count["full"] + count["partial"]) * share
             masked += count["partial"] * share
+            seen = (sum(s.first - s.last + 1 for s in row.segments) for row in loop.rows)
+            longest = max(longest, *seen) if loop.rows else longest
     pairs = shape.batch * shape.heads_q / (len(batches) * len(heads))
     total = -(-shape.seqlen_q // plan.compute.tile_m) * -(-shape.seqlen_kv // plan.compute.tile_n)
-    return total * shape.batch * shape.heads_q, visited * pairs, masked * pairs
+    return total * shape.batch * shape.heads_q, visited * pairs, masked * pairs, longest

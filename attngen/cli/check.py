@@ -22,7 +22,10 @@ def check(
     target: common.Target = None,
     as_json: Annotated[bool, typer.Option("--json", help="All faults as JSON on stdout.")] = False,
 ) -> None:
-    """Check specs: syntax, names, types, meaning; with --plan also that a kernel exists. Exit 1 on a fault."""
+    """Check specs: syntax, names, types, meaning; with --plan also that a kernel exists. Exit 1 on a fault.
+
+    A backward, or a gradient, that no kernel serves yet is no fault: --plan says it in a line.
+    """
     from attngen.diag import render
     from attngen.syntax import check_text, load_all
 
@@ -35,13 +38,20 @@ def check(
             faults = check_text(source)
         except common.Usage as fault:  # no reason to keep silent about the other files
             faults = [Diagnostic("E0110", str(fault), helps=("check the path",))]
+        without: dict[str, list[str]] = {}
         if plan and not _errors(faults):
             for spec in load_all(source):
-                faults = [*faults, *_plan_faults(spec, target)]
+                refused = _plan_faults(spec, target)
+                faults = [*faults, *refused]
+                if not refused:
+                    without[spec.name] = _without(spec, target)
         found += faults
-        files.append({"file": name, "ok": not _errors(faults)})
+        files.append({"file": name, "ok": not _errors(faults), **({"gradients_without": without} if plan else {})})
         if not as_json and not faults:
             common.say(f"{common.printable(name)}: ok")
+            for block, reasons in without.items():
+                for reason in reasons:
+                    common.say(f"{common.printable(name)}: {block}: {reason}")
     if as_json:
         print(render.to_json(found, files=files))
     elif found:
@@ -54,13 +64,25 @@ def _errors(faults: Iterable[Diagnostic]) -> bool:
     return any(d.severity is Severity.ERROR for d in faults)
 
 
-def _plan_faults(spec: AttentionSpec, target: str | None) -> tuple[Diagnostic, ...]:
-    from attngen.search import plan as find_plan
+def _targets(spec: AttentionSpec, target: str | None) -> tuple[str, ...]:
     from attngen.settings import DEFAULT_TARGET, settings
 
-    faults: tuple[Diagnostic, ...] = ()
     named = target or settings().target
-    for architecture in (named,) if named else spec.targets or (DEFAULT_TARGET,):
+    return (named,) if named else spec.targets or (DEFAULT_TARGET,)
+
+
+def _without(spec: AttentionSpec, target: str | None) -> list[str]:
+    """What of the backward no kernel serves yet, a reason each."""
+    from attngen.directions import plan_gradients
+
+    return [d.message for x in _targets(spec, target) for d in plan_gradients(spec, x).refused]
+
+
+def _plan_faults(spec: AttentionSpec, target: str | None) -> tuple[Diagnostic, ...]:
+    from attngen.search import plan as find_plan
+
+    faults: tuple[Diagnostic, ...] = ()
+    for architecture in _targets(spec, target):
         try:
             find_plan(spec, architecture)
         except AttnError as fault:

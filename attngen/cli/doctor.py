@@ -85,7 +85,9 @@ def _compiler() -> Iterator[Finding]:
     from attngen import api, resources
 
     source = api.compile(resources.read("examples/causal.attn"), target="sm_90a")
-    yield Finding("compiler", GOOD, f"examples/causal.attn gives {source.kernel_id}")
+    yield Finding(
+        "compiler", GOOD, f"examples/causal.attn gives {source.kernel_id}, direction {source.meta['direction']}"
+    )
 
 
 def _machine(facts: dict[str, Any]) -> Iterator[Finding]:

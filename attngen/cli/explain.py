@@ -13,9 +13,12 @@ import typer
 from attngen.cli import common
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from attngen.directions import Gradients
     from attngen.ir.plan import PlanSet
     from attngen.ir.spec import AttentionSpec
-    from attngen.rooflines import Roofline
+    from attngen.rooflines import BackwardRoofline, Roofline
     from attngen.samples import Shape
 
 
@@ -61,11 +64,15 @@ def explain(
     at_batch: Annotated[int, typer.Option("--at-batch", min=0, help="Batch entry that is drawn.")] = 0,
     at_head: Annotated[int, typer.Option("--at-head", min=0, help="Query head that is drawn.")] = 0,
 ) -> None:
-    """Explain a spec: formula, mask form, plans with budgets, rooflines, rejected candidates. Or explain a code."""
+    """Explain a spec, forward and backward: formula, mask form, gradients, plans with budgets, rooflines, rejected
+    candidates. Or explain a code.
+    """
     if _is_code(subject):
         _explain_code(subject, as_json)
         return
     from attngen import samples
+    from attngen.directions import plan_gradients
+    from attngen.rooflines import roofline, roofline_backward
     from attngen.search import plan
 
     for option, file, ending in (("--svg", svg, ".png"), ("--png", png, ".svg")):
@@ -87,17 +94,27 @@ def explain(
     params = samples.params(spec, common.settings_of(param or [], "--param"))
     shapes = [_shape(spec, n, seqlen_kv, batch, heads, heads_kv) for n in _lengths(seqlen)]
     plans = plan(spec, common.pick_target(spec, target))
-    lines = _rooflines(plans, shapes, params)
+    gradients = plan_gradients(spec, plans.target)
+    lines = [(label, roofline(plans, shape, params, x)) for label, shape, x in _calls(spec, shapes)]
+    back = gradients.plans
+    back_lines = (
+        [(label, roofline_backward(back, shape, params, x)) for label, shape, x in _calls(spec, shapes)] if back else []
+    )
     if svg is not None or png is not None:
         _draw(plans, shapes[0], params, svg, png, at_batch, at_head)
     if as_json:
-        print(json.dumps(_document(plans, lines), indent=1))
+        document = _document(plans, lines) | {"backward": _document_backward(gradients, back_lines)}
+        print(json.dumps(document, indent=1))
     elif svg != "-":
-        from attngen import plan_text
+        from attngen import plan_text, plan_text_backward
 
-        print(plan_text.describe(plans, everything=everything))
-        print()
-        print(plan_text.rooflines(lines))
+        parts = [
+            plan_text.describe(plans, everything=everything),
+            plan_text.rooflines(lines),
+            plan_text_backward.describe_backward(back, gradients.refused, everything=everything),
+            plan_text_backward.rooflines_backward(back_lines),
+        ]
+        print("\n\n".join(p for p in parts if p))
 
 
 def _is_code(text: str) -> bool:
@@ -148,17 +165,15 @@ def _shape(
     return Shape(batch or max(1, 32768 // seqlen), count, count_kv, seqlen, seqlen_kv or seqlen)
 
 
-def _rooflines(plans: PlanSet, shapes: list[Shape], params: dict[str, Any]) -> list[tuple[str, Roofline]]:
+def _calls(spec: AttentionSpec, shapes: list[Shape]) -> Iterator[tuple[str, Shape, dict[str, Any]]]:
+    """Label, shape and captured tensors of each call whose rooflines are asked for."""
     from attngen import samples
-    from attngen.rooflines import roofline
 
-    found = []
     for shape in shapes:
         label = (
             f"batch {shape.batch}, heads {shape.heads_q}/{shape.heads_kv}, seqlen {shape.seqlen_q}x{shape.seqlen_kv}"
         )
-        found.append((label, roofline(plans, shape, params, _small_tensors(samples, plans.spec, shape))))
-    return found
+        yield label, shape, _small_tensors(samples, spec, shape)
 
 
 def _small_tensors(samples: Any, spec: AttentionSpec, shape: Shape) -> dict[str, Any]:
@@ -233,6 +248,39 @@ def _document(plans: PlanSet, lines: list[tuple[str, Roofline]]) -> dict[str, An
             ],
             "element_wise": [r.model_dump() for r in form.reasons],
         },
+        "limits": list(plans.limits),
+        "plans": [p.model_dump(mode="json", exclude={"mask": {"form"}}) for p in plans.plans],
+        "fit_too": [p.name for p in plans.others],
+        "rejected": [r.model_dump() for r in plans.rejected],
+        "rooflines": [{"shape": label, "bound": r.bound, **asdict(r)} for label, r in lines],
+    }
+
+
+def _document_backward(gradients: Gradients, lines: list[tuple[str, BackwardRoofline]]) -> dict[str, Any]:
+    from attngen.plan_text_backward import turn_words, workspace_formula
+    from attngen.syntax import print_expr
+
+    refused = [{"code": d.code, "message": d.message, "notes": d.notes, "helps": d.helps} for d in gradients.refused]
+    plans = gradients.plans
+    if plans is None:
+        return {"served": False, "refused": refused}
+    form, first = plans.gradient, plans.plans[0]
+    return {
+        "served": True,
+        "refused": refused,
+        "slope": print_expr(form.slope),
+        "gradients": [
+            {
+                "tensor": c.tensor,
+                "kind": c.kind.value,
+                "indices": [print_expr(i) for i in c.indices],
+                "coefficient": print_expr(c.coefficient),
+            }
+            for c in form.contributions
+        ],
+        "deterministic": plans.deterministic,
+        "turn_words": turn_words(first),
+        "workspace": workspace_formula(first),
         "limits": list(plans.limits),
         "plans": [p.model_dump(mode="json", exclude={"mask": {"form"}}) for p in plans.plans],
         "fit_too": [p.name for p in plans.others],

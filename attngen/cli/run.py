@@ -138,11 +138,23 @@ def _self_check(path: Path) -> None:
         raise typer.Exit(common.SPEC)
 
 
+def _tables(meta: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]], str]]:
+    """Direction, plans and compiling function of what the file holds."""
+    direction = meta.get("direction", "forward")
+    if direction != "backward":
+        yield "forward", meta.get("plans", []), "compile_plan"
+    if direction != "forward":
+        yield "backward", meta["backward"]["plans"], "compile_backward"
+
+
 def _inspect(path: Path, meta: dict[str, Any], as_json: bool) -> None:
     from attngen.verify import machine
 
-    plans = [str(p["name"]) for p in meta.get("plans", ())]
-    found = {plan: machine.inspect_plan(path.resolve(), i, str(meta["target"])) for i, plan in enumerate(plans)}
+    found = {
+        f"{direction} {p['name']}": machine.inspect_plan(path.resolve(), i, str(meta["target"]), entry)
+        for direction, plans, entry in _tables(meta)
+        for i, p in enumerate(plans)
+    }
     if as_json:
         print(
             json.dumps({"schema": 1, "plans": {k: json.loads(machine.as_json(v)) for k, v in found.items()}}, indent=1)

@@ -106,24 +106,26 @@ def parse(report: str, listing: str) -> MachineCode:
 _COMPILE = """
 import json, os, sys
 from attngen.jit.worker import import_kernel
-path, index, scratch, target = sys.argv[1:]
+path, index, scratch, target, entry = sys.argv[1:]
 os.environ["CUTE_DSL_DUMP_DIR"] = scratch
 os.environ.setdefault("CUTE_DSL_ARCH", target)
-function = import_kernel(path).compile_plan(int(index), f"--keep-ptx --dump-dir={scratch}")
+function = getattr(import_kernel(path), entry)(int(index), f"--keep-ptx --dump-dir={scratch}")
 open(os.path.join(scratch, "kept.ptx"), "w").write(function.__ptx__.rstrip(chr(0)))
 sys.stdout.flush()
 os._exit(0)
 """
 
 
-def inspect_plan(kernel: Path, index: int, target: str = "sm_90a") -> MachineCode:
+def inspect_plan(kernel: Path, index: int, target: str = "sm_90a", entry: str = "compile_plan") -> MachineCode:
     """Compile plan `index` of a generated file in a process and dump folder of its own, and inspect its PTX.
+
+    `entry`: the file's function that compiles, `compile_backward` for the three kernels of a backward plan.
 
     Raises: AttnError E0512 if the DSL refuses the plan, and what `inspect_ptx` raises.
     """
     with tempfile.TemporaryDirectory(prefix="attngen-dump-") as scratch:
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
-        command = [sys.executable, "-c", _COMPILE, str(kernel), str(index), scratch, target]
+        command = [sys.executable, "-c", _COMPILE, str(kernel), str(index), scratch, target, entry]
         made = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=environment)
         ptx = Path(scratch) / "kept.ptx"
         if made.returncode or not ptx.is_file():
