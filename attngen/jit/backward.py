@@ -322,7 +322,7 @@ class Backward:
             "torch.use_deterministic_algorithms(True) is on",
             notes=("dQ, and gradients of captured tensors indexed by the query, are reduced by atomic additions",),
             helps=(
-                "write `backward { deterministic = true }` in the spec",
+                "write `backward { deterministic = true }` in the spec, or build it with deterministic=True",
                 "or allow it: torch.use_deterministic_algorithms(True, warn_only=True)",
             ),
         )

@@ -203,7 +203,7 @@ def _fake_backward(
     scale: float | None,
     wanted: list[bool],
 ) -> list[Any]:
-    attention = _find(handle).in_dtype(q.dtype)
+    attention = _find(handle)  # not its twin in another dtype: that cannot be built while tracing
     if q.device.type == "cuda":
         attention.backward.source_of(  # a spec that no backward serves is refused while tracing
             tuple(n for n, on in zip(attention.backward.names[3:], wanted[3:], strict=True) if on)

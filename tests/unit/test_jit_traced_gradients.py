@@ -117,6 +117,14 @@ def test_autocast(bhsd: Attention) -> None:
     assert all(close(t.grad, want[n]) for n, t in zip("qkv", x, strict=True))
 
 
+def test_the_other_dtype() -> None:
+    attn = attngen.build("attn 1\nattention twin {\n  head_dim = 64\n}\n")
+    x, y = qkv(dtype=torch.float16), qkv(dtype=torch.float16)
+    torch.compile(lambda *t: loss(*attn(*t, return_lse=True)), fullgraph=True, backend="aot_eager")(*x).backward()
+    loss(*attn(*y, return_lse=True)).backward()
+    assert all(a.grad.dtype is torch.float16 and torch.equal(a.grad, b.grad) for a, b in zip(x, y, strict=True))
+
+
 def test_checkpointing_inside_and_around(rich: Attention) -> None:
     named = captured()
 
