@@ -5,11 +5,14 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attngen.cli import common
+
+if TYPE_CHECKING:
+    from attngen.ir.spec import AttentionSpec
 
 
 @dataclass(frozen=True)
@@ -21,13 +24,16 @@ class Entry:
     name: str | None = None
     target: str = "sm_90a"
     overrides: dict[str, object] = field(default_factory=dict)
+    direction: str = "forward"
 
     def file(self, spec_name: str) -> str:
-        """Its file name."""
-        return f"{spec_name}.{self.target.removesuffix('a').replace('_', '')}.py"
+        """Its file name: `causal.sm90.py`, of a backward `causal.sm90.bwd.py`."""
+        kind = "" if self.direction == "forward" else ".bwd"
+        kind += "".join(f"_{name}" for name, value in self.overrides.items() if value is True)
+        return f"{spec_name}.{self.target.removesuffix('a').replace('_', '')}{kind}.py"
 
 
-#: Each entry shows something that none before it shows; at most twelve, so that a reviewer reads every difference.
+#: Each entry shows something that none before it shows; few, so that a reviewer reads every difference.
 GALLERY: tuple[Entry, ...] = (
     Entry("full", "no mask: one loop, linear order"),
     Entry("causal", "one edge: masked diagonal, unmasked interior, LPT order"),
@@ -39,6 +45,11 @@ GALLERY: tuple[Entry, ...] = (
     Entry("mla", "head dims 192 and 128"),
     Entry("longformer", "a mask tested element by element"),
     Entry("whisper", "fp16, layout bhsd"),
+    Entry("causal", "backward: 64 keys a warpgroup, dQ one step behind", direction="backward"),
+    Entry("gpt_oss", "backward: gradient of the sinks, a window", direction="backward"),
+    Entry("gemma2", "backward: the slope of a softcap, head dim 256 with split operands", direction="backward"),
+    Entry("mla", "backward: head dims 192 and 128", direction="backward"),
+    Entry("causal", "backward: dQ by turns", direction="backward", overrides={"deterministic": True}),
 )
 
 
@@ -96,23 +107,32 @@ def render() -> dict[str, str]:
     """Text of every file of the gallery by name."""
     from attngen import api, resources
     from attngen.options import Options
-    from attngen.plan_text import describe
-    from attngen.search import plan
 
     files: dict[str, str] = {}
     rows = []
     for entry in GALLERY:
         path = resources.root() / "examples" / f"{entry.example}.attn"
         spec = api.resolve(path, entry.name, Options.parse(entry.overrides))
-        plans = plan(spec, entry.target)
-        source = api.compile(spec, target=entry.target)
+        source = api.compile(spec, target=entry.target, only=entry.direction)
         name = entry.file(spec.name)
         files[name] = source.text
-        files[name.removesuffix(".py") + ".plan.txt"] = describe(plans, everything=True) + "\n"
-        tiles = ", ".join(p.name for p in plans.plans)
+        files[name.removesuffix(".py") + ".plan.txt"] = _described(spec, entry) + "\n"
+        tiles = ", ".join(str(p["name"]) for p in source.meta["plans"])
         rows.append(f"| [{name}]({name}) | examples/{entry.example}.attn | {tiles} | {entry.shows} |")
     files["README.md"] = _INDEX + "\n".join(rows) + "\n"
     return files
+
+
+def _described(spec: AttentionSpec, entry: Entry) -> str:
+    from attngen.directions import plan_gradients
+    from attngen.plan_text import describe
+    from attngen.plan_text_backward import describe_backward
+    from attngen.search import plan
+
+    if entry.direction == "forward":
+        return describe(plan(spec, entry.target), everything=True)
+    gradients = plan_gradients(spec, entry.target)
+    return describe_backward(gradients.plans, gradients.refused, everything=True)
 
 
 def with_kernel_head(readme: str) -> str:
@@ -131,6 +151,9 @@ _INDEX = """# Gallery
 Kernels that attngen wrote, kept under review: the difference of these files is what a change of the compiler does to
 its output. Written by `attngen regen`, compared byte for byte in CI, never edited. Beside each kernel stands the plan
 behind it.
+
+One direction a file, as the callable compiles them: `.sm90.py` is a forward, `.sm90.bwd.py` a backward. What
+`attngen compile` writes, both in one file, is joined from the same texts.
 
 Run one on a Hopper GPU: `python generated/causal.sm90.py` checks it against a float64 reference and prints error and
 time.
