@@ -431,6 +431,48 @@ def test_faults_of_products(name: str) -> None:
     assert core(text).kinds(8) & kinds
 
 
+COPIES = {
+    "128x128b": (128, lambda lane: lane),
+    "64x128b.warpx2::02_13": (64, lambda lane: lane % 64),
+    "64x128b.warpx2::01_23": (64, lambda lane: lane // 64 * 32 + lane % 32),
+    "32x128b.warpx4": (32, lambda lane: lane % 32),
+}
+
+
+@pytest.mark.parametrize("waited", [True, False])
+@pytest.mark.parametrize("shape", COPIES)
+def test_copies_from_shared_memory(shape: str, waited: bool) -> None:
+    """Rows of 16 bytes to the lanes of four columns; a load before the commit's barrier is a race."""
+    rows, source = COPIES[shape]
+    image = np.arange(512, dtype=np.uint32)
+    text = f"""{ALLOCATE}
+    setp.ne.u32 %p3, %r0, 0;
+    @%p3 bra COPIED_ALL;
+    mbarrier.init.shared.b64 [smem+2056], 1;
+    fence.mbarrier_init.release.cluster;
+    mov.b64 %d3, {128 >> 4 << 32 | 1 << 46};
+    cvt.u64.u32 %d4, %r1;
+    shr.u64 %d4, %d4, 4;
+    or.b64 %d3, %d3, %d4;
+    tcgen05.cp.cta_group::1.{shape} [%r11], %d3;
+    tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [smem+2056];
+COPIED_ALL:
+    bar.sync 0;
+    {WAIT_CORE.replace("520", "2056") if waited else ""}
+    tcgen05.ld.sync.aligned.32x32b.x4.b32 {{%r20, %r21, %r22, %r23}}, [%r12];
+    {WAIT}
+    {"" if waited else WAIT_CORE.replace("520", "2056")}
+    st.global.v4.b32 [%d0], {{%r20, %r21, %r22, %r23}};
+    {FREE}""".replace("[smem]", "[smem+2048]")
+    one = Kernel(text, image=image.tobytes(), target="sm_100a", out=16, shared=4096)
+    if not waited:
+        assert one.kinds(6) & {"tmem-race", "uninitialised-tmem"}
+        return
+    found = one.run()[0].view(np.uint32)
+    expected = image[: 4 * rows].reshape(rows, 4)[[source(lane) for lane in range(128)]]
+    assert (found == expected).all()
+
+
 # ------------------------------------------------------------------------------------- faults planted in a whole kernel
 def nth(text: str, pattern: str, by: str, n: int) -> str:
     """The text with the n-th match replaced; n < 0 counts from the end."""

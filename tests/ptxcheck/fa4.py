@@ -8,6 +8,7 @@ GPU. So shapes of workspaces, order of launches and arguments are FlashAttention
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -46,12 +47,21 @@ class OnDevice(torch.Tensor):
         return True
 
 
+VERSION = "4.0.0b36"
+
+
 @lru_cache(maxsize=1)
 def missing() -> str:
     """Why FlashAttention-4 cannot be used here; empty if it can."""
-    for name in ("flash_attn", "quack", "einops"):
+    try:
+        found = importlib.metadata.version("flash-attn-4")
+    except importlib.metadata.PackageNotFoundError:
+        return f"flash-attn-4 is not installed: the extra `fa4` has it (version {VERSION})"
+    if found != VERSION:
+        return f"flash-attn-4 {found} is installed, and what is known of its kernels is about {VERSION}"
+    for name in ("quack", "einops"):
         if importlib.util.find_spec(name) is None:
-            return f"no package {name}: install the extra `fa4` (flash-attn-4) to run FlashAttention-4 in the checker"
+            return f"flash-attn-4 needs the package {name}: install the extra `fa4`"
     return ""
 
 
