@@ -36,6 +36,14 @@ def candidates() -> Iterator[Candidate]:
     yield Candidate(tile_m=64, splits_operands=True)
 
 
+def _tries(served: list[BackwardPlan]) -> Iterator[Candidate]:
+    """Candidates in order; `served` is read as it grows. Where none is left, again without counting gains."""
+    yield from candidates()
+    if not served:
+        for candidate in candidates():
+            yield candidate.replace(counts_gains=False)
+
+
 def plan_candidate(
     spec: AttentionSpec, form: MaskForm, gradient: GradientForm, candidate: Candidate, deterministic: bool
 ) -> BackwardPlan | Reject:
@@ -77,7 +85,7 @@ def plan_backward(spec: AttentionSpec, target: str = sm90.NAME, *, captured: Seq
     form = mask_form(spec)
     served: list[BackwardPlan] = []
     rejected: list[Rejected] = []
-    for candidate in candidates():
+    for candidate in _tries(served):
         outcome = plan_candidate(spec, form, gradient, candidate, deterministic)
         if isinstance(outcome, Reject):
             rejected.append(Rejected(candidate=candidate.name, by=outcome.by, why=outcome.why))

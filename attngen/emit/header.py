@@ -73,7 +73,7 @@ def backward_docstring(plan_set: BackwardPlanSet, outputs: Sequence[str]) -> str
         "do, dq, dk, dv as o, q, k, v; dlse (batch, heads_q, seqlen_q) fp32; workspace fp32 words",
     ]
     if outputs:
-        lines.append("d_sink (batch, heads_q, seqlen_q) fp32: the gradient of each row's sink")
+        lines += _wrap(f"{', '.join(outputs)}: fp32, what captured tensors gain, see `prepare` and `score_gradient`", 7)
     lines += ["", *(_backward_plan(i, plan_set) for i in range(len(plan_set.plans))), ""]
     lines += [*_wrap(_LEGEND, 7), *_wrap(_BLOCKS, 7), *_wrap(_BACKWARD_LOOP, 7), "", *_BACKWARD_USAGE]
     wrapped = [part for line in lines for part in (_wrap(line, _hang(line)) if len(line) > _WIDTH else [line])]

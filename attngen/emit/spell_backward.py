@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from attngen.emit.captured import spell_captured
 from attngen.emit.exprs import CutePrinter
 from attngen.emit.header import backward_docstring, clipped, spelled
 from attngen.emit.spell import ARGS, call_text, common_fields, formula, literal, uses
 from attngen.emit.straight import straight_line
 from attngen.emit.view import BackwardTile, BackwardView, Formula
 from attngen.ir.backward import BackwardPlan, BackwardPlanSet
-from attngen.ir.gradient import GradientKind
 from attngen.passes.backward.memory import TURN_WORDS
 
 _FIXED = (
     "q", "k", "v", "o", "do", "lse", "dlse", "dq", "dk", "dv", "workspace", "softmax_scale", "workers",
 )  # fmt: skip
-
-
-def extra_outputs(plan_set: BackwardPlanSet) -> Sequence[str]:
-    """Names of the buffers that the compiled function takes last."""
-    has_sink = any(c.kind is GradientKind.SINK for c in plan_set.gradient.contributions)
-    return ("d_sink",) if has_sink else ()
 
 
 def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, object]) -> BackwardView:
@@ -30,8 +22,10 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
     c = first.compute
     printer = CutePrinter()
     common = common_fields(plan_set, printer, c, first.mask)
-    outputs = extra_outputs(plan_set)
-    has_slope = c.has_score and not gradient.is_identity
+    captured = spell_captured(plan_set, printer)
+    outputs = tuple(o.name for o in captured.outputs)
+    has_captured = bool(captured.gains)
+    has_slope = c.has_score and not gradient.is_identity and not has_captured
     score, slope = Formula("", "", ()), ""
     if c.has_score:
         lines, texts = straight_line(printer, [gradient.score, *([gradient.slope] if has_slope else [])], ARGS["pair"])
@@ -49,8 +43,21 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         slope_is_finite=gradient.is_finite,
         to_log2="LOG2E" if c.has_score else "w.scale_log2",
         kept="P times the score's slope" if has_slope else "P",
-        has_sink=bool(outputs),
-        sink=formula(printer, spec.sink if outputs else None, "row"),
+        has_sink=bool(captured.sinks),
+        sink=formula(printer, spec.sink if captured.sinks else None, "row"),
+        outputs=captured.outputs,
+        has_outputs=bool(outputs),
+        sinks=captured.sinks,
+        gains=captured.gains,
+        has_captured=has_captured,
+        keeps_score=has_captured and gradient.keeps_score,
+        columns=captured.columns,
+        rows=captured.rows,
+        elements=captured.elements,
+        num_columns=len(captured.columns),
+        num_rows=len(captured.rows),
+        gain_lines=captured.lines,
+        gain_slope=captured.slope,
         uses=uses(printer),
         plans=tuple(_tile(p) for p in plan_set.plans),
         deterministic=plan_set.deterministic,

@@ -167,6 +167,25 @@ class KernelView(CommonView):
 
 
 @dataclass(frozen=True)
+class Output:
+    """A buffer that the backward takes last, for the gradient of a captured tensor or of the sink."""
+
+    name: str
+    example: str
+    make: str
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What one pair adds to a buffer: its number among those of its kind, the value, and the element."""
+
+    name: str
+    number: int
+    gain: str
+    indices: str
+
+
+@dataclass(frozen=True)
 class BackwardTile:
     """The numbers of one tile plan of a backward."""
 
@@ -196,6 +215,19 @@ class BackwardView(CommonView):
     warpgroups_note: str
     owners: str
     ds_writers: str
+    outputs: tuple[Output, ...]
+    has_outputs: bool
+    sinks: tuple[Output, ...]
+    gains: tuple[Output, ...]
+    has_captured: bool
+    keeps_score: bool
+    columns: tuple[Gain, ...]
+    rows: tuple[Gain, ...]
+    elements: tuple[Gain, ...]
+    num_columns: int
+    num_rows: int
+    gain_lines: tuple[str, ...]
+    gain_slope: str
     has_slope: bool
     slope: str
     slope_note: str

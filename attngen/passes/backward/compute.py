@@ -6,7 +6,7 @@ from attngen.ir.backward import BackwardCompute
 from attngen.ir.base import Node
 from attngen.ir.expr import Load, Param, walk
 from attngen.ir.forms import MaskForm
-from attngen.ir.gradient import GradientForm
+from attngen.ir.gradient import GradientForm, GradientKind
 from attngen.ir.spec import AttentionSpec
 from attngen.passes.base import Reject
 from attngen.passes.compute import CAPTURED_REGISTERS, COORDINATE_REGISTERS, padded
@@ -14,6 +14,10 @@ from attngen.passes.mask_plan import element_test
 from attngen.targets import sm90
 
 WARPGROUPS = 2
+#: Sums and addresses of captured gradients in flight, and what reductions element by element take beside (fitted to
+#: compiled kernels: less spills).
+GAIN_REGISTERS = 32
+ELEMENT_REGISTERS = 32
 
 
 class Candidate(Node):
@@ -21,6 +25,8 @@ class Candidate(Node):
 
     tile_m: int
     splits_operands: bool = False
+    #: Count what captured gradients hold in flight. The search drops it where no candidate is left: a few words spill.
+    counts_gains: bool = True
 
     @property
     def tile_n(self) -> int:
@@ -31,15 +37,19 @@ class Candidate(Node):
         return f"{self.tile_m}x{self.tile_n}"
 
 
-def expression_registers(form: MaskForm, gradient: GradientForm, has_score: bool) -> int:
+def expression_registers(form: MaskForm, gradient: GradientForm, has_score: bool, counts_gains: bool) -> int:
     """What element-wise expressions hold beside the fragments: coordinates, and captured values in flight."""
     exprs = [gradient.score, gradient.slope] if has_score else []
+    exprs += [e for c in gradient.in_kernel for e in (c.coefficient, *c.indices)]
     if element_test(form) == "elements":
         exprs.append(form.mask)
     if not exprs:
         return 0
     captured = {n for e in exprs for n in walk(e) if isinstance(n, Load | Param)}
-    return COORDINATE_REGISTERS + CAPTURED_REGISTERS * len(captured)
+    counted = gradient.in_kernel if counts_gains else ()
+    gains = GAIN_REGISTERS if counted else 0
+    elements = ELEMENT_REGISTERS if any(c.kind is GradientKind.ELEMENT for c in counted) else 0
+    return COORDINATE_REGISTERS + CAPTURED_REGISTERS * len(captured) + gains + elements
 
 
 def plan_compute(
@@ -60,9 +70,14 @@ def plan_compute(
     if transposed and (qk % 64 or splits):
         return Reject("compute", f"dQ^T = K^T dS^T takes head_dim_qk in multiples of 64, not {qk}", 2.0)
     has_score = gradient.score.kind != "atom"
-    extra = expression_registers(form, gradient, has_score)
+    extra = expression_registers(form, gradient, has_score, candidate.counts_gains)
     sums = max(qk, v) // 2 if splits else (qk + v) // 2
     dq = m * qk // (128 * WARPGROUPS)  # fp32 words of a thread
+    keeps = bool(gradient.in_kernel) and gradient.keeps_score
+    if keeps and splits:
+        return Reject("compute", "a captured gradient that reads the score: it is with the other warpgroup", 2.0)
+    if keeps:
+        extra += m // 2  # S itself, for the derivatives
     scores = sums + m + extra  # S and dP; or dP and P
     overlapped = sums + (m // 4 if splits else m // 2) + dq  # P and dS packed, operands of dV and dK that still run
     room = sm90.REGISTERS[WARPGROUPS][1] - sm90.REGISTER_OVERHEAD

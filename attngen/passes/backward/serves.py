@@ -37,6 +37,7 @@ def _gaps(
     if not isinstance(spec.epilogue, Atom):
         yield "an epilogue", spec.epilogue.span or spec.span, "apply it to the output in torch"
     for c in gradient.contributions:
-        if c.tensor in captured and c.kind is not GradientKind.SINK:
+        if c.tensor in captured and deterministic and c.kind in (GradientKind.ROW, GradientKind.ELEMENT):
             span = spec.tensor(c.tensor).span or spec.span
-            yield f"the gradient of `{c.tensor}`, which the score reads", span, f"pass {c.tensor}.detach()"
+            what = f"a deterministic gradient of `{c.tensor}`, which many pairs add to,"
+            yield what, span, f"pass {c.tensor}.detach(), or leave `deterministic` out"

@@ -1,0 +1,93 @@
+"""Spell what captured tensors gain in a backward: buffers, coefficients, elements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attngen.emit.exprs import CutePrinter, dim_name, safe_name
+from attngen.emit.spell import ARGS
+from attngen.emit.straight import fold, straight_line
+from attngen.emit.view import Gain, Output
+from attngen.ir.backward import BackwardPlanSet
+from attngen.ir.gradient import Contribution, GradientKind
+from attngen.ir.spec import AttentionSpec
+
+_ROWS = ("batch", "heads_q", "seqlen_q")
+_COLUMNS = ("batch", "heads_q", "seqlen_kv")
+
+
+@dataclass(frozen=True)
+class Captured:
+    """The fields of the view that follow from the contributions."""
+
+    outputs: tuple[Output, ...]
+    sinks: tuple[Output, ...]
+    gains: tuple[Output, ...]
+    columns: tuple[Gain, ...]
+    rows: tuple[Gain, ...]
+    elements: tuple[Gain, ...]
+    lines: tuple[str, ...]
+    slope: str
+
+
+def output_names(plan_set: BackwardPlanSet) -> tuple[str, ...]:
+    """Names of the buffers, one for each contribution, in order."""
+    kinds = [f"d_{safe_name(c.tensor)}_{c.kind.value}" for c in plan_set.gradient.contributions]
+    return tuple(n if kinds.count(n) == 1 else f"{n}_{i}" for i, n in enumerate(kinds))
+
+
+def spell_captured(plan_set: BackwardPlanSet, printer: CutePrinter) -> Captured:
+    """Spell the contributions of a plan set."""
+    spec, gradient = plan_set.spec, plan_set.gradient
+    named = list(zip(output_names(plan_set), gradient.contributions, strict=True))
+    outputs = [(_output(name, c, spec), c) for name, c in named]
+    inside = [(name, c) for name, c in named if c.kind is not GradientKind.SINK]
+    exprs = [gradient.slope, *(c.coefficient for _, c in inside)]
+    places = [i for _, c in inside if c.kind is GradientKind.ELEMENT for i in c.indices]
+    lines, texts = straight_line(printer, [*exprs, *places], ARGS["pair"]) if inside else ((), ("",))
+    slope = "None" if gradient.is_identity else _times("dz", texts[0], gradient.is_finite)
+    rest = iter(texts[1 + len(inside) :])
+    found: dict[GradientKind, list[Gain]] = {kind: [] for kind in GradientKind}
+    for text, (name, c) in zip(texts[1:], inside, strict=False):
+        indices = ", ".join(next(rest) for _ in c.indices) if c.kind is GradientKind.ELEMENT else ""
+        found[c.kind].append(Gain(name, len(found[c.kind]), _times("dz", text, c.is_finite), indices or "0"))
+    return Captured(
+        outputs=tuple(o for o, _ in outputs),
+        sinks=tuple(o for o, c in outputs if c.kind is GradientKind.SINK),
+        gains=tuple(o for o, c in outputs if c.kind is not GradientKind.SINK),
+        columns=tuple(found[GradientKind.COLUMN]),
+        rows=tuple(found[GradientKind.ROW]),
+        elements=tuple(found[GradientKind.ELEMENT]),
+        lines=lines,
+        slope=slope,
+    )
+
+
+def _times(dz: str, text: str, is_finite: bool) -> str:
+    """dz times a derivative, 0 where dz is: a derivative that may be infinite must not make it NaN."""
+    if text == "1.0":
+        return dz
+    product = f"{dz} * ({text})"
+    return product if is_finite else f"select({dz} == 0.0, 0.0, {product})"
+
+
+def _output(name: str, c: Contribution, spec: AttentionSpec) -> Output:
+    if c.kind is GradientKind.ELEMENT:
+        known = {"head_dim": str(spec.head_dim_qk), "head_dim_v": str(spec.head_dim_v)}
+        dims = spec.tensor(c.tensor).dims
+        shape = [str(d) if isinstance(d, int) else known.get(d, d if d in _KNOWN else dim_name(d)) for d in dims] or [
+            "1"
+        ]
+        axes = "".join(f", {x}" for x in shape)
+        position = len(spec.params) + [t.name for t in spec.tensors].index(c.tensor)
+        return Output(
+            name, fold(f"plain_tensor(Float32{axes})"), f"torch.zeros_like(extra[{position}], dtype=torch.float32)"
+        )
+    last = _COLUMNS if c.kind is GradientKind.COLUMN else _ROWS
+    extents = ", ".join(last)
+    made = f"k.shape[{2 if spec.layout.value == 'bhsd' else 1}]"
+    make = f"lse.new_zeros((batch, heads_q, {made}))" if c.kind is GradientKind.COLUMN else "torch.zeros_like(lse)"
+    return Output(name, f"plain_tensor(Float32, {extents})", make)
+
+
+_KNOWN = frozenset(("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv"))
