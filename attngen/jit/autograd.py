@@ -60,10 +60,12 @@ class _Attend(torch.autograd.Function):
         if _is_batched(dlse if do is None else do):  # torch.autograd.grad(is_grads_batched=True)
             raise transformed(attention.spec.name)
         q, k, v, o, lse, *tensors = ctx.saved_tensors
-        again = _grad_enabled()  # create_graph=True
-        with torch.set_grad_enabled(False):
-            found = attention.backward.run(ready, wanted, q, k, v, o, lse, do, dlse, params, tuple(tensors), scale)
-        if again:
+        call = (ready, wanted, q, k, v, o, lse, do, dlse, params, tuple(tensors), scale)
+        if not _grad_enabled():
+            found = attention.backward.run(*call)
+        else:  # create_graph=True
+            with torch.no_grad():
+                found = attention.backward.run(*call)
             found = once(attention.spec.name, found, (q, k, v, *tensors))
         return (*(None,) * _FIRST, *found)
 
