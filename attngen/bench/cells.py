@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 TOKENS, WIDTH = 32768, 2048
 GRID_SEQLENS = (1024, 2048, 4096, 8192, 16384, 32768)
 QUICK_SEQLENS = (1024, 4096, 16384)
+BACKWARD_SEQLENS = (1024, 4096, 16384, 32768)
+#: Lengths at which turns are compared with additions in any order.
+DETERMINISTIC_SEQLENS = (4096, 8192, 16384)
 GRID_HEAD_DIMS = ((64, 64), (128, 128), (256, 256), (192, 128))
 
 
@@ -37,11 +40,16 @@ class Cell:
             else f"{_short(self.seqlen_q)}x{_short(self.seqlen_kv)}"
         )
         heads = f"h{self.heads_q}" if self.heads_q == self.heads_kv else f"h{self.heads_q}/{self.heads_kv}"
-        return f"{self.spec.name} {dims} {length} b{self.batch} {heads}"
+        turns = " deterministic" if self.spec.backward.deterministic else ""
+        return f"{self.spec.name} {dims} {length} b{self.batch} {heads}{turns}"
 
-    def flops(self, kept_pairs: float) -> float:
-        """Floating-point operations of the two matrix products, kept pairs only (`kept_pairs` a batch and head)."""
-        return 2.0 * self.batch * self.heads_q * kept_pairs * (self.spec.head_dim_qk + self.spec.head_dim_v)
+    def flops(self, kept_pairs: float, *, backward: bool = False) -> float:
+        """Floating-point operations of the matrix products, kept pairs only (`kept_pairs` a batch and head).
+
+        Two in the forward; five in the backward, where S, dQ and dK have the extent of q, dP and dV that of v.
+        """
+        qk, v = self.spec.head_dim_qk, self.spec.head_dim_v
+        return 2.0 * self.batch * self.heads_q * kept_pairs * (3 * qk + 2 * v if backward else qk + v)
 
 
 def _short(n: int) -> str:

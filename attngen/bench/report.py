@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,11 +16,12 @@ def as_json(rows: Sequence[Row], machine: dict[str, str], settings: dict[str, An
     listed = [
         {
             "cell": r.label, "spec": r.spec, **r.shape, "kept_share": r.kept_share,
-            "ceiling_tflops": r.ceiling, "ratio_to_best_peer": r.ratio,
+            "direction": r.direction, "ceiling_tflops": r.ceiling, "ratio_to_best_peer": r.ratio,
+            "ratio_to_unordered": r.ratio_to_unordered,
             "kernels": {
                 n: {
                     "tflops": v, "tflops_low": r.spread[n][0], "tflops_high": r.spread[n][1],
-                    "ms": r.milliseconds[n], "host_us": r.host_us.get(n),
+                    "ms": r.milliseconds[n], "host_us": r.host_us.get(n), "peak_bytes": r.peak_bytes.get(n),
                 }
                 for n, v in r.tflops.items()
             },
@@ -37,9 +39,13 @@ def columns(rows: Sequence[Row]) -> list[str]:
 
 
 def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Header and text rows: TFLOP/s with half the spread of the rounds, and attngen over the best peer."""
+    """Header and text rows: TFLOP/s with half the spread of the rounds, attngen over the best peer.
+
+    Where a deterministic backward was measured, also attngen with turns over attngen without.
+    """
     names = columns(rows)
-    header = ["cell", *names, "attngen / best peer", "matmul"]
+    ordered = any(r.ratio_to_unordered is not None for r in rows)
+    header = ["cell", *names, "attngen / best peer", *(["/ unordered"] if ordered else []), "matmul"]
     body = []
     for r in rows:
         row = [r.label]
@@ -49,7 +55,8 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
                 row.append(f"{r.tflops[n]:.0f} ±{(high - low) / 2:.0f}")
             else:
                 row.append("-")
-        row += [f"{r.ratio:.3f}" if r.ratio is not None else "-", f"{r.ceiling:.0f}"]
+        ratios = [r.ratio, *([r.ratio_to_unordered] if ordered else [])]
+        row += [*(f"{x:.3f}" if x is not None else "-" for x in ratios), f"{r.ceiling:.0f}"]
         body.append(row)
     return header, body
 
@@ -76,10 +83,31 @@ def absences(rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def summary(rows: Sequence[Row]) -> list[str]:
+    """Geometric mean and worst cell of attngen over the best peer by head dims, and of turns; memory of a backward."""
+    groups: dict[str, list[tuple[float, str]]] = {}
+    for r in rows:
+        dims = next((word for word in r.label.split() if word[:1] == "d" and word[1:2].isdigit()), r.spec)
+        if r.ratio is not None:
+            groups.setdefault(f"{dims}, attngen / best peer", []).append((r.ratio, r.label))
+        if r.ratio_to_unordered is not None:
+            groups.setdefault(f"{dims}, deterministic / unordered", []).append((r.ratio_to_unordered, r.label))
+    lines = []
+    for name, found in groups.items():
+        mean, worst = math.exp(sum(math.log(x) for x, _ in found) / len(found)), min(found)
+        lines.append(f"{name}: geomean {mean:.3f}, worst {worst[0]:.3f} ({worst[1]})")
+    held = max((r for r in rows if r.peak_bytes), key=lambda r: max(r.peak_bytes.values()), default=None)
+    if held is not None and any(held.peak_bytes.values()):
+        each = ", ".join(f"{n} {b / 1e6:.0f} MB" for n, b in held.peak_bytes.items())
+        lines.append(f"memory of one forward and backward beside its inputs, {held.label}: {each}")
+    return lines
+
+
 def picture(rows: Sequence[Row], machine: dict[str, str]) -> Canvas:
     """The bars."""
     groups = [Group(r.label, {n: (v, *r.spread[n]) for n, v in r.tflops.items()}, r.ceiling) for r in rows]
     about = ", ".join(
         x for x in (machine.get("gpu"), f"torch {machine.get('torch', '?')}", f"CUDA {machine.get('cuda', '?')}") if x
     )
-    return bars(groups, "Attention forward, kept pairs only", about)
+    direction = rows[0].direction if rows else "forward"
+    return bars(groups, f"Attention {direction}, kept pairs only", about)

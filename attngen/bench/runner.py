@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from attngen.bench import timing
+from attngen.bench.backward import backward_of, keep_for_many, leaves, peak_bytes
 from attngen.bench.cells import Cell
 from attngen.bench.peers import PEERS, Call, Case, Unsupported
 from attngen.bench.recognize import features
 
 OURS = "attngen"
-#: Largest relative difference between a peer's O and ours before it is dropped as computing something else.
+#: Our backward without turns, beside a deterministic one.
+UNORDERED = "attngen unordered"
+#: Largest relative difference between a peer's O, or gradients, and ours before it is dropped as something else.
 _AGREE = 0.03
 
 
@@ -30,17 +33,26 @@ class Row:
     host_us: dict[str, float] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     ceiling: float = 0.0
+    direction: str = "forward"
+    #: Backward: memory that one forward and backward took beside its inputs.
+    peak_bytes: dict[str, int] = field(default_factory=dict)
 
     @property
     def best_peer(self) -> str | None:
         """The fastest kernel that is not ours."""
-        peers = {k: v for k, v in self.tflops.items() if k != OURS}
+        peers = {k: v for k, v in self.tflops.items() if k not in (OURS, UNORDERED)}
         return max(peers, key=lambda k: peers[k]) if peers else None
 
     @property
     def ratio(self) -> float | None:
         """Ours over the best peer."""
         return self.tflops[OURS] / self.tflops[self.best_peer] if self.best_peer and OURS in self.tflops else None
+
+    @property
+    def ratio_to_unordered(self) -> float | None:
+        """A deterministic backward over ours without turns."""
+        both = OURS in self.tflops and UNORDERED in self.tflops
+        return self.tflops[OURS] / self.tflops[UNORDERED] if both else None
 
 
 def measure(
@@ -55,9 +67,12 @@ def measure(
     with_host: bool = False,
     device: str = "cuda",
     ceiling_size: int = 8192,
+    backward: bool = False,
 ) -> Row:
     """Measure one cell on the current CUDA device. A kernel that cannot run is in `absent` with its reason.
 
+    `backward`: the gradients of q, k and v are timed, everything that is launched for them, without the forward; a
+    deterministic spec is measured without turns too.
     `device="cpu"` measures the CPU reference and torch's CPU attention, for trying the benchmark itself.
     """
     import torch
@@ -68,15 +83,18 @@ def measure(
     q, k, v = samples.qkv(cell.spec, shape, device=device, seed=seed)
     tensors = samples.tensors(cell.spec, shape, device=device, seed=seed)
     values = dict(params)
+    if backward:
+        q, k, v = leaves(q, k, v)
     case = Case(cell, features(cell.spec, values), q, k, v, values, tensors)
     pairs = kept_pairs(cell, values, tensors)
     row = Row(cell.label, cell.spec.name, shape.__dict__.copy(), pairs / max(1, cell.seqlen_q * cell.seqlen_kv))
-    calls = _prepare(case, peers, row, build, target)
+    row.direction = "backward" if backward else "forward"
+    calls = _prepare(case, peers, row, build, target, seed)
     slots = [timing.Slot(name, call) for name, call in calls.items()]
     ceiling, ceiling_flops = timing.matmul_slot(device, ceiling_size)
     timing.interleave([*slots, ceiling], rounds, seed)
     row.ceiling = ceiling_flops / ceiling.timing().median_ms / 1e9
-    flops = cell.flops(pairs)
+    flops = cell.flops(pairs, backward=backward)
     for slot in slots:
         t = slot.timing()
         row.milliseconds[slot.name] = t.median_ms
@@ -91,41 +109,35 @@ def measure(
 
 
 def _prepare(
-    case: Case, peers: Iterable[str], row: Row, build: Callable[..., Any] | None, target: str | None
+    case: Case, peers: Iterable[str], row: Row, build: Callable[..., Any] | None, target: str | None, seed: int
 ) -> dict[str, Call]:
-
     from attngen import api
     from attngen.diag.diagnostic import AttnError
 
     calls: dict[str, Call] = {}
-    spec = case.cell.spec
-    bhsd = spec.layout.value == "bhsd"
-    try:
-        attn = (build or api.build)(spec, target=target)
-        q, k, v = (x.transpose(1, 2).contiguous() if bhsd else x for x in (case.q, case.k, case.v))
-
-        def ours() -> Any:
-            return attn(q, k, v, **case.params, **case.tensors)
-
-        ours()
-        _wait()
-        calls[OURS] = ours
-    except AttnError as fault:
-        row.absent[OURS] = fault.diagnostics[0].message
-    except Exception as fault:  # one cell's failure must not cost the others' results
-        row.absent[OURS] = _words(fault)
-    expected = None
-    if OURS in calls:
-        expected = calls[OURS]().float()
-        expected = expected.transpose(1, 2) if bhsd else expected
+    spec, do, expected = case.cell.spec, _gradient_of_o(case, seed), None
+    own = {OURS: spec}
+    if row.direction == "backward" and spec.backward.deterministic:
+        own[UNORDERED] = spec.replace(backward=spec.backward.replace(deterministic=False))
+    for name, variant in own.items():
+        try:
+            attn = (build or api.build)(variant, target=target)
+            calls[name], got = _ours(case, attn, row, name, do)
+            expected = got if expected is None else expected
+        except AttnError as fault:
+            row.absent[name] = fault.diagnostics[0].message
+        except Exception as fault:  # one cell's failure must not cost the others' results
+            row.absent[name] = _words(fault)
     for name in peers:
         peer = PEERS[name]
         if peer.module() is None:
             row.absent[name] = "not installed"
             continue
         try:
-            call = peer.prepare(case)
-            got = call().float()
+            if row.direction == "backward":
+                keep_for_many()
+            call = _directed(peer.prepare(case), (case.q, case.k, case.v), row, name, do)
+            got = _tensors(call())
             _wait()
         except Unsupported as why:
             row.absent[name] = str(why)
@@ -134,12 +146,50 @@ def _prepare(
             row.absent[name] = _words(fault)
             continue
         if expected is not None:
-            gap = float((got - expected).norm() / expected.norm().clamp_min(1e-9))
+            gap = max(float((x - y).norm() / y.norm().clamp_min(1e-9)) for x, y in zip(got, expected, strict=True))
             if not gap < _AGREE:
                 row.absent[name] = f"computes something else here (relative difference {gap:.2g})"
                 continue
         calls[name] = call
     return calls
+
+
+def _ours(case: Case, attn: Any, row: Row, name: str, do: Any) -> tuple[Call, list[Any]]:
+    """Our call, run once, and what it returns as fp32 tensors in the peers' layout."""
+    bhsd = case.cell.spec.layout.value == "bhsd"
+    inputs = [x.transpose(1, 2).contiguous() if bhsd else x for x in (case.q, case.k, case.v)]
+    if row.direction == "backward" and bhsd:
+        inputs, do = leaves(*inputs), do.transpose(1, 2).contiguous()
+
+    def forward() -> Any:
+        return attn(*inputs, **case.params, **case.tensors)
+
+    call = _directed(forward, inputs, row, name, do)
+    got = _tensors(call())
+    _wait()
+    return call, [x.transpose(1, 2) for x in got] if bhsd else got
+
+
+def _directed(forward: Call, inputs: Sequence[Any], row: Row, name: str, do: Any) -> Call:
+    """The forward itself, or the backward of one O; of that one forward and backward tell the memory."""
+    if row.direction == "forward":
+        return forward
+    backward_of(forward, inputs, do)()  # whatever is compiled or cached on the first call does not count
+    row.peak_bytes[name] = peak_bytes(lambda: backward_of(forward, inputs, do)())
+    return backward_of(forward, inputs, do)
+
+
+def _gradient_of_o(case: Case, seed: int) -> Any:
+    """dO, random, in the layout of the peers."""
+    import torch
+
+    generator = torch.Generator(device=case.q.device).manual_seed(seed + 1)
+    shape = (*case.q.shape[:3], case.v.shape[3])
+    return torch.randn(shape, generator=generator, device=case.q.device, dtype=torch.float32).to(case.q.dtype)
+
+
+def _tensors(result: Any) -> list[Any]:
+    return [x.detach().float() for x in (result if isinstance(result, tuple | list) else (result,))]
 
 
 def _words(fault: Exception) -> str:

@@ -50,6 +50,9 @@ def bench(
     grid: Annotated[
         bool, typer.Option("--grid", help="The usual grid: head dims 64 to 256, full and causal, 1K to 32K.")
     ] = False,
+    backward: Annotated[
+        bool, typer.Option("--backward", help="Measure the gradients of q, k and v in place of the forward.")
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer lengths and rounds.")] = False,
     rounds: Annotated[
         int | None, typer.Option("--rounds", min=1, max=100, help="Rounds (default 7, 3 with --quick).")
@@ -71,7 +74,7 @@ def bench(
         raise common.Usage(f"no peer {common.printable(unknown)!r}; there are {', '.join(PEERS)}")
     if plot is not None and not plot.endswith((".svg", ".png")):
         raise common.Usage("--plot takes a file that ends in .svg or .png")
-    lengths = _lengths(seqlen, quick)
+    lengths = _lengths(seqlen, quick, backward)
     changes = common.overrides(
         dtype=dtype,
         head_dim=head_dim,
@@ -83,20 +86,24 @@ def bench(
     )
     given = common.settings_of(param or [], "--param")
     shapes = {"batch": batch, "heads_q": heads, "heads_kv": heads_kv, "seqlen_kv": seqlen_kv}
-    cells = list(_grid_cells(lengths, changes) if spec is None else _spec_cells(spec, name, lengths, changes, shapes))
+    if spec is not None:
+        cells = list(_spec_cells(spec, name, lengths, changes, shapes))
+    else:
+        cells = [*_grid_cells(lengths, changes), *(_extra_cells(lengths, changes) if backward else ())]
     _need_gpu()
-    settings = {"rounds": rounds or (3 if quick else 7), "seed": seed, "peers": chosen}
+    direction = "backward" if backward else "forward"
+    settings = {"rounds": rounds or (3 if quick else 7), "seed": seed, "peers": chosen, "direction": direction}
     rows = _measure_all(cells, chosen, given, settings, target, host, save)
     _publish(rows, settings, as_json, plot, markdown)
     if any("attngen" not in r.tflops for r in rows):
         raise typer.Exit(common.SPEC)
 
 
-def _lengths(seqlen: str | None, quick: bool) -> tuple[int, ...]:
-    from attngen.bench.cells import GRID_SEQLENS, QUICK_SEQLENS
+def _lengths(seqlen: str | None, quick: bool, backward: bool) -> tuple[int, ...]:
+    from attngen.bench.cells import BACKWARD_SEQLENS, GRID_SEQLENS, QUICK_SEQLENS
 
     if seqlen is None:
-        return QUICK_SEQLENS if quick else GRID_SEQLENS
+        return QUICK_SEQLENS if quick else BACKWARD_SEQLENS if backward else GRID_SEQLENS
     parts = [p.strip() for p in seqlen.split(",")]
     if not all(p.isascii() and p.isdigit() and 0 < int(p) < 2**24 for p in parts):
         raise common.Usage(
@@ -138,6 +145,22 @@ def _grid_cells(lengths: tuple[int, ...], changes: dict[str, object]) -> Iterato
                 yield usual_cell(spec, length)
 
 
+def _extra_cells(lengths: tuple[int, ...], changes: dict[str, object]) -> Iterator[Cell]:
+    """What the grid of the backward holds beside head dims and masks: eight query heads a KV head, and turns."""
+    from attngen import api
+    from attngen.bench.cells import DETERMINISTIC_SEQLENS, usual_cell
+    from attngen.options import Options
+    from attngen.resources import read
+
+    causal = read("examples/causal.attn")
+    spec = api.resolve(causal, None, Options.parse(changes))
+    turns = api.resolve(causal, None, Options.parse({**changes, "deterministic": True}))
+    for length in lengths:
+        yield usual_cell(spec, length, group=8)
+    for length in DETERMINISTIC_SEQLENS if len(lengths) > 1 else lengths:
+        yield usual_cell(turns, length)
+
+
 def _need_gpu() -> None:
     import torch
 
@@ -165,7 +188,18 @@ def _measure_all(
         common.say(f"[{number}/{len(cells)}] {cell.label}")
         params = samples.params(cell.spec, given)
         rounds, seed = settings["rounds"], settings["seed"]
-        rows.append(measure(cell, peers, params=params, rounds=rounds, seed=seed, target=target, with_host=host))
+        rows.append(
+            measure(
+                cell,
+                peers,
+                params=params,
+                rounds=rounds,
+                seed=seed,
+                target=target,
+                with_host=host,
+                backward=settings["direction"] == "backward",
+            )
+        )
         if save is not None:
             common.write_text(save, _document(rows, settings))
     return rows
@@ -193,5 +227,7 @@ def _publish(rows: list[Row], settings: dict[str, Any], as_json: bool, plot: str
         common.table(header, body)
         machine_words = "; ".join(f"{k} {v}" for k, v in about.items())
         common.say(f"TFLOP/s of the kept pairs; ± is half the spread of the rounds; {machine_words}")
+    for line in report.summary(rows) if len(rows) > 1 or rows[0].peak_bytes else ():
+        common.say(line)
     for line in report.absences(rows):
         common.say(f"not in the table: {line}")

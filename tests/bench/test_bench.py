@@ -289,3 +289,86 @@ def test_the_command_end_to_end(monkeypatch, tmp_path) -> None:
     done = CliRunner().invoke(app, ["bench", str(EXAMPLES / "causal.attn"), *shape, "--peers", "fa3", "--json"])
     assert done.exit_code == 1
     assert json.loads(done.stdout)["rows"][0]["absent"]["attngen"] == "failed: RuntimeError: planted"
+
+
+# ---- the backward ----------------------------------------------------------------------------------------------------
+
+
+def test_flops_of_the_backward() -> None:
+    cell = cells.usual_cell(example("causal"), 1024)
+    assert cell.flops(1000.0, backward=True) == pytest.approx(10 * 32 * 16 * 1000.0 * 128)
+    wide = cells.usual_cell(example("mla"), 1024)
+    assert wide.flops(1.0, backward=True) / (wide.batch * wide.heads_q) == 2 * (3 * 192 + 2 * 128)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tries the benchmark itself, on the CPU")
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_a_backward_is_measured_end_to_end(monkeypatch, layout) -> None:
+    """The CPU reference stands in for the kernels; a library with other gradients, or none, does not reach the table."""
+    from attngen.bench import runner, timing
+    from attngen.bench.peers import Peer, _sdpa
+
+    def liar(case: Case):
+        return lambda: _sdpa("MATH")(case)() * 1.5
+
+    def blind(case: Case):
+        return lambda: _sdpa("MATH")(case)().detach()
+
+    monkeypatch.setattr(timing, "SLOT_MS", 1.0)
+    monkeypatch.setattr(timing, "WARM_MS", 0.1)
+    monkeypatch.setitem(PEERS, "math", Peer("math", "", ("torch",), _sdpa("MATH")))
+    monkeypatch.setitem(PEERS, "liar", Peer("liar", "", ("torch",), liar))
+    monkeypatch.setitem(PEERS, "blind", Peer("blind", "", ("torch",), blind))
+    spec = example("causal")
+    spec = spec.replace(layout=layout, backward=spec.backward.replace(deterministic=True))
+    cell = cells.Cell(spec, 1, 4, 2, 64, 64)
+    assert cell.label.endswith("deterministic")
+    row = runner.measure(
+        cell, ("math", "liar", "blind"), params={}, rounds=2, device="cpu", ceiling_size=64, backward=True
+    )
+    assert set(row.tflops) == {"attngen", "attngen unordered", "math"} and row.direction == "backward"
+    assert row.best_peer == "math" and row.ratio_to_unordered and row.ratio_to_unordered > 0
+    assert "something else" in row.absent["liar"] and "not differentiable" in row.absent["blind"]
+    assert set(row.peak_bytes) == {*row.tflops, "liar"} and not any(row.peak_bytes.values())
+    flops = cell.flops(row.kept_share * 64 * 64, backward=True)
+    assert row.tflops["math"] == pytest.approx(flops / row.milliseconds["math"] / 1e9)
+
+
+def test_backward_of_takes_the_gradient_again_and_again() -> None:
+    from attngen.bench.backward import backward_of, leaves
+
+    (x,) = leaves(torch.arange(3.0))
+    call = backward_of(lambda: x * x, [x], torch.ones(3))
+    assert torch.equal(call()[0], 2 * x) and torch.equal(call()[0], 2 * x)
+    with pytest.raises(RuntimeError, match="no gradient"):
+        backward_of(lambda: x.detach(), [x], torch.ones(3))
+
+
+def test_report_of_a_backward() -> None:
+    made = rows()
+    for r in made:
+        r.direction = "backward"
+        r.tflops["attngen unordered"] = 2 * r.tflops["attngen"]
+        r.spread["attngen unordered"] = (1.0, 2.0)
+        r.milliseconds["attngen unordered"] = 1.0
+        r.peak_bytes = {"attngen": 5_000_000, "fa3": 7_000_000}
+    header, body = report.cells(made)
+    assert header[-3:] == ["attngen / best peer", "/ unordered", "matmul"] and body[0][-3:] == ["1.077", "0.500", "720"]
+    assert "Attention backward" in report.picture(made, {"gpu": "x"}).svg()
+    said = report.summary(made)
+    assert said[0].startswith("d128, attngen / best peer: geomean 0.899, worst 0.750 (causal d128 2K")
+    assert said[1].startswith("d128, deterministic / unordered: geomean 0.500")
+    assert said[2].endswith("attngen 5 MB, fa3 7 MB")
+    kernels = report.as_json(made, {}, {})["rows"][0]["kernels"]
+    assert kernels["attngen"]["peak_bytes"] == 5_000_000 and kernels["attngen unordered"]["peak_bytes"] is None
+
+
+def test_the_grid_of_the_backward() -> None:
+    from attngen.cli import bench as command
+
+    grid = [*command._grid_cells((1024, 4096), {}), *command._extra_cells((1024, 4096), {})]
+    labels = [c.label for c in grid]
+    assert "causal d192/128 4K b8 h16" in labels and "full d256 1K b32 h8" in labels
+    assert "causal d128 4K b8 h16/2" in labels and "causal d128 16K b2 h16 deterministic" in labels
+    assert len(set(labels)) == len(labels) == 2 * 2 * 4 + 2 + 3
+    assert command._lengths(None, False, True) == (1024, 4096, 16384, 32768)
