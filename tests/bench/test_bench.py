@@ -304,7 +304,7 @@ def test_flops_of_the_backward() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tries the benchmark itself, on the CPU")
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 def test_a_backward_is_measured_end_to_end(monkeypatch, layout) -> None:
-    """The CPU reference stands in for the kernels; a library with other gradients, or none, does not reach the table."""
+    """The CPU reference stands in for the kernels; other gradients, or none, do not reach the table."""
     from attngen.bench import runner, timing
     from attngen.bench.peers import Peer, _sdpa
 
