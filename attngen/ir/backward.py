@@ -4,7 +4,8 @@ One step of the main kernel takes one query tile against the CTA's KV tile. The 
 of a plan (kernel, plan execution, cost) understands it: the query heads of its KV head one after the other, and of each
 the query tiles m, ascending, for which n lies in the live tiles of m as `plan` defines them with this plan's tile_m and
 tile_n. A step is masked unless some clause of the mask form keeps all of n for every row of m (and, with a score,
-unless m lies within seqlen_q).
+unless m lies within seqlen_q). A walk without any step takes one masked step, of m = 0. Deterministic plans of several
+clauses walk all tiles from the first to the last that some clause touches, so that turns can be counted.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 | kind      | buffer                             | then                                                          |
 |-----------|------------------------------------|---------------------------------------------------------------|
-| `sink`    | (batch, heads_q, seqlen_q)         | through the sink's expression, by autograd                     |
-| `column`  | (batch, heads_q, seqlen_kv)        | added up where the index expressions point                    |
-| `row`     | (batch, heads_q, seqlen_q), zeroed | the same                                                       |
-| `element` | the tensor's own extents, zeroed   | is the gradient: broadcast axes have stride 0 for the kernel   |
+| `sink`    | (batch, heads_q, seqlen_q)          | through the sink's expression, by autograd                    |
+| `column`  | (batch, heads_q, seqlen_kv), zeroed | added up where the index expressions point                    |
+| `row`     | (batch, heads_q, seqlen_q), zeroed  | the same                                                      |
+| `element` | the tensor's own extents, zeroed    | is the gradient: broadcast axes have stride 0 for the kernel  |
 
 Memory O(batch heads seqlen) for the first three. Everything is summed in fp32 and rounded once, to the tensor's dtype.
 The result is deterministic where the buffers are: torch scatters by sorting; indices that are plain atoms take sums
@@ -46,7 +46,7 @@ def buffers(
     made, given = [], []
     for row in rows:
         decl, own = spec.tensor(row["tensor"]), tensors[row["tensor"]]
-        make = torch.zeros if row["kind"] in (GradientKind.ROW, GradientKind.ELEMENT) else torch.empty
+        make = torch.empty if row["kind"] == GradientKind.SINK else torch.zeros
         made.append(make(extents(row, sizes) or tuple(own.shape), dtype=_F32, device=own.device))
         given.append(broadcast(made[-1], decl, sizes) if row["kind"] == GradientKind.ELEMENT else made[-1])
     return made, given

@@ -73,7 +73,7 @@ class _Evaluation:
     def constant(self, e: Const) -> Tensor:
         kinds = {Type.BOOL: torch.bool, Type.INT: torch.int64, Type.FLOAT: self.dtype}
         device = next((t.device for t in (*self.env.values(), *self.tensors.values())), None)
-        return torch.tensor(e.value, dtype=kinds[e.type], device=device)
+        return torch.full((), e.value, dtype=kinds[e.type], device=device)  # no copy from the host: graphs allow it
 
     def load(self, e: Load, active: Tensor | None) -> Tensor:
         source = self.tensors[e.tensor]

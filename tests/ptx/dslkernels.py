@@ -7,6 +7,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from ptxcheck.compile import OPTIONS, scratch_folder
 
 
 class Scale:
@@ -45,5 +46,5 @@ def compile_scale(arch: str = "sm_90a", waits: bool = True) -> Any:
     """`f(x, alpha)` for a vector of fp32 of any stride."""
     x = make_fake_tensor(cutlass.Float32, (cute.sym_int(),), (cute.sym_int64(),), assumed_align=4)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    options = f"--enable-tvm-ffi --gpu-arch {arch} --keep-ptx --generate-line-info"
+    options = f"--enable-tvm-ffi --gpu-arch {arch} {OPTIONS} --dump-dir {scratch_folder()}"
     return cute.compile(Scale(waits), x, cutlass.Float32(1.0), stream, options=options)

@@ -46,6 +46,11 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="ptxcheck-", ignore_cleanup_errors=True)
 
 
+def scratch_folder() -> str:
+    """A folder of this process for the files that the DSL dumps."""
+    return _scratch().name
+
+
 def load_text(text: str, name: str = "kernel") -> ModuleType:
     """Import a generated file from its text. The path carries a hash of it: the DSL reads sources lazily."""
     stem = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
