@@ -6,9 +6,13 @@ The DSL's compiler is used as the package uses it; nothing is launched and no GP
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import importlib.util
+import json
+import os
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -66,15 +70,35 @@ def load_text(text: str, name: str = "kernel") -> ModuleType:
     return module
 
 
-_compiled: dict[tuple[str, int], Code] = {}
+#: Where code is kept from one session to the next, and for the other processes of this one; None: it is not.
+cache: Path | None = None
+_compiled: dict[str, Code] = {}
+
+
+def compiled(module: ModuleType, what: str, make: Callable[[str], Any]) -> Code:
+    """Code of a function of a generated module: `make(options)` compiles it; `what` tells it from others of the module.
+
+    The compiler is deterministic, and the module's name carries a hash of its text: that, `what` and the compiler's
+    version name an entry of the cache.
+    """
+    version = importlib.metadata.version("nvidia-cutlass-dsl")
+    key = hashlib.sha256(f"{module.__name__} {what} {version} {OPTIONS}".encode()).hexdigest()[:32]
+    if key not in _compiled:
+        path = cache / f"{key}.json" if cache else None
+        if path and path.exists():
+            _compiled[key] = Code(**json.loads(path.read_text(encoding="utf-8")))
+            return _compiled[key]
+        code = _compiled[key] = code_of(make(f"{OPTIONS} --dump-dir {_scratch().name}"))
+        if path:
+            new = path.with_suffix(f".{os.getpid()}")
+            new.write_text(json.dumps({"ptx": code.ptx, "host": code.host}), encoding="utf-8")
+            new.replace(path)  # whole or not at all: several processes may be at it
+    return _compiled[key]
 
 
 def compile_module(module: ModuleType, plan: int = 0) -> Code:
     """Plan `plan` of a generated module."""
-    key = (module.__name__, plan)
-    if key not in _compiled:
-        _compiled[key] = code_of(module.compile_plan(plan, f"{OPTIONS} --dump-dir {_scratch().name}"))
-    return _compiled[key]
+    return compiled(module, f"plan {plan}", lambda options: module.compile_plan(plan, options))
 
 
 def compile_file(path: Path, plan: int = 0) -> tuple[ModuleType, Code]:

@@ -124,12 +124,13 @@ def attngen_call(
     scale: float | None = None,
     layout: str = "bshd",
     workers: int = 3,
+    code: Code | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, Report]:
     """One call of a generated forward kernel: O and LSE, NaN where nothing was written, and the report.
 
-    `workers` is the number of CTAs, which take tiles from a counter; the kernel must leave that at zero. `options` go
-    to `check`. No launch is made for no rows or no keys, as in attngen.jit: such a call is an error here.
+    `workers` is the number of CTAs, which take tiles from a counter; the kernel must leave that at zero. `code` runs in
+    place of what `module` compiles to. `options` go to `check`. No launch is made for no rows or no keys, as in attngen.jit: such a call is an error here.
     """
     heads, rows = (2, 1) if layout == "bshd" else (1, 2)
     if 0 in q.shape or 0 in k.shape:
@@ -141,7 +142,7 @@ def attngen_call(
     extra = (*params, *tensors)
     names = ["q", "k", "v", "o", "lse", "tile_counter", "softmax_scale", "workers"]
     names += [f"extra argument {n}" for n in range(len(extra))]
-    code = compile_module(module, plan)
+    code = code or compile_module(module, plan)
     report = check(code, q, k, v, o, lse, counter, scale, workers, *extra, names=names, **options)
     if counter.item() != 0 and not report.faults:
         raise AssertionError(f"the kernel leaves its tile counter at {counter.item()}: the next call would start there")
