@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _KINDS = {
     GradientKind.SINK: "fp32 (batch, heads_q, seqlen_q), the gradient of each row's sink; the host differentiates its "
     "expression",
-    GradientKind.COLUMN: "fp32 (batch, heads_q, seqlen_kv), summed over the rows of a key in registers, written once; "
+    GradientKind.COLUMN: "fp32 (batch, heads_q, seqlen_kv), summed over the rows of a key by the thread that owns it; "
     "the host scatters it",
     GradientKind.ROW: "fp32 (batch, heads_q, seqlen_q), summed over the keys of a row by fp32 reductions; the host "
     "scatters it",

@@ -115,7 +115,9 @@ def _machine_code(source: KernelSource, folder: Path) -> list[str]:
         raise common.Usage(
             f"cannot make the folder {common.printable(str(folder))}: {fault.strerror or fault}"
         ) from None
-    wanted = ("q", "k", "v") if source.meta["direction"] == "backward" else ()
+    wanted: tuple[str, ...] = ()
+    if source.meta["direction"] == "backward":
+        wanted = ("q", "k", "v", *dict.fromkeys(g["tensor"] for g in source.meta["backward"]["gradients"]))
     with bar() as progress:
         made = write_objects(source, folder, str(source.meta["target"]), wanted=wanted, progress=progress)
     return [str(p) for p in made]

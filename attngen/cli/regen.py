@@ -136,11 +136,11 @@ def _described(spec: AttentionSpec, entry: Entry) -> str:
 
 
 def with_kernel_head(readme: str) -> str:
-    """README.md with the head of today's causal kernel between its markers."""
+    """README.md with the head of today's causal kernels between its markers, down to the plans."""
     from attngen import api, resources
 
     text = api.compile(resources.read("examples/causal.attn"), target="sm_90a").text
-    head = text[: text.index("\nnames")].rstrip()
+    head = text[: text.index("\nforward: ")].rstrip()
     before, _, rest = readme.partition("<!-- kernel-head -->\n")
     _, _, after = rest.partition("<!-- /kernel-head -->")
     return f"{before}<!-- kernel-head -->\n```python\n{head}\n...\n```\n<!-- /kernel-head -->{after}"

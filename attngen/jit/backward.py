@@ -27,6 +27,7 @@ from attngen.jit.load import Loaded, Progress, load
 from attngen.jit.named import Binder
 from attngen.jit.scale import Scale, number
 from attngen.jit.shapes import sizes_of
+from attngen.passes.gradient import gradient_form, reduced_tensors
 from attngen.source import KernelSource
 
 _F32 = torch.float32
@@ -48,8 +49,10 @@ class Variant:
     limits: tuple[int, ...]
     #: Entries of the file's `gradients`.
     rows: tuple[Mapping[str, Any], ...]
-    #: Wanted captured tensors.
+    #: Wanted captured tensors whose gradient the kernel gives.
     learned: tuple[str, ...]
+    #: Those that the blockwise reference gives: deterministic sums that the kernel would make by atomic additions.
+    referenced: tuple[str, ...]
     #: Two runs may differ in their last bits.
     varies: bool
     loaded: Loaded | None = None
@@ -145,7 +148,9 @@ class Backward:
             return self.variants[wanted]
 
     def _variant(self, wanted: Wanted) -> Variant:
-        learned = tuple(n for n, on in zip(self.learned, wanted[len(_QKV) :], strict=True) if on)
+        asked = tuple(n for n, on in zip(self.learned, wanted[len(_QKV) :], strict=True) if on)
+        reduced = reduced_tensors(gradient_form(self.spec)) if self.spec.backward.deterministic else frozenset()
+        learned = tuple(n for n in asked if n not in reduced)
         source = self.source_of(learned)
         meta = source.meta["backward"]
         rows = tuple(meta["gradients"])
@@ -154,7 +159,7 @@ class Backward:
         loaded = None
         if names:
             loaded = load(source, self._target, self._cache, wanted=names, progress=self._progress)
-        reduced = {r["tensor"] for r in rows if r["kind"] in (GradientKind.ROW, GradientKind.ELEMENT)} | {"q"}
+        added = {r["tensor"] for r in rows if r["kind"] in (GradientKind.ROW, GradientKind.ELEMENT)} | {"q"}
         return Variant(
             functions=loaded.functions if loaded is not None else (),
             tile_m=tuple(int(p["tile_m"]) for p in meta["plans"]),
@@ -162,7 +167,8 @@ class Backward:
             limits=tuple(meta["limits"]),
             rows=rows,
             learned=learned,
-            varies=not meta["deterministic"] and not reduced.isdisjoint(names),
+            referenced=tuple(n for n in asked if n in reduced),
+            varies=not meta["deterministic"] and not added.isdisjoint(names),
             loaded=loaded,
         )
 
@@ -211,6 +217,9 @@ class Backward:
                 self._launch(*call, given)
             named = self._named(params)
             found = captured.gradients(self.spec, variant.rows, made, variant.learned, named, by_name, sizes)
+        if variant.referenced:
+            names = frozenset(variant.referenced)
+            found |= self._reference(names, q, k, v, o, lse, do, dlse, params, tensors, value).captured
         return (
             dq if wanted[0] else None,
             dk if wanted[1] else None,
@@ -294,22 +303,37 @@ class Backward:
         """The blockwise reference instead of a launch, on whatever device the tensors are: on the CPU, and where there
         are no rows, keys, heads or batch. An LSE without keys still is the sink's, whose gradient it passes on.
         """
-        from attngen.ref.backward import attention_backward
-
         names = frozenset(n for n, on in zip(self.names, wanted, strict=True) if on)
-        by_name = dict(zip(self._binder.tensor_names, tensors, strict=True))
-        do = torch.zeros_like(o) if do is None else do
-        q_, k_, v_, o_, do_ = (x.transpose(1, 2) if self._bhsd else x for x in (q, k, v, o, do))
-        with captured.autograd_allowed():
-            got = attention_backward(
-                self.spec, q_, k_, v_, o_, lse, do_, dlse, self._named(params), by_name, scale, names
-            )
+        got = self._reference(names, q, k, v, o, lse, do, dlse, params, tensors, scale)
         found: dict[str, Any] = dict(got.captured)
         results: tuple[tuple[str, Any, Any], ...] = (("q", q, got.dq), ("k", k, got.dk), ("v", v, got.dv))
         for name, x, wide in results:
             if name in names:
                 found[name] = torch.empty_like(x).copy_(wide.transpose(1, 2) if self._bhsd else wide)
         return tuple(found[n] if n in names else None for n in self.names)
+
+    def _reference(
+        self,
+        names: frozenset[str],
+        q: Any,
+        k: Any,
+        v: Any,
+        o: Any,
+        lse: Any,
+        do: Any,
+        dlse: Any,
+        params: tuple[Any, ...],
+        tensors: tuple[Any, ...],
+        scale: float,
+    ) -> Any:
+        """`names` by the blockwise reference, in bshd."""
+        from attngen.ref.backward import attention_backward
+
+        by_name = dict(zip(self._binder.tensor_names, tensors, strict=True))
+        do = torch.zeros_like(o) if do is None else do
+        q, k, v, o, do = (x.transpose(1, 2) if self._bhsd else x for x in (q, k, v, o, do))
+        with captured.autograd_allowed():
+            return attention_backward(self.spec, q, k, v, o, lse, do, dlse, self._named(params), by_name, scale, names)
 
     def _named(self, params: tuple[Any, ...]) -> dict[str, Any]:
         return {row[0]: value for row, value in zip(self._binder.params, params, strict=True)}

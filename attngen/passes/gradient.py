@@ -25,6 +25,12 @@ MAX_NODES = 100_000
 _BY_QUERY, _BY_KEY = frozenset(("q_idx", "q_pos")), frozenset(("kv_idx",))
 
 
+def reduced_tensors(form: GradientForm) -> frozenset[str]:
+    """Captured tensors that many threads of a backward kernel add to, in any order: sums by row and by element."""
+    kinds = (GradientKind.ROW, GradientKind.ELEMENT)
+    return frozenset(c.tensor for c in form.contributions if c.kind in kinds)
+
+
 def gradient_form(spec: AttentionSpec, score: Expr | None = None, sink: Expr | None = None) -> GradientForm:
     """The form of the spec's score and sink, or of others of the same spec (a branch's, a segment's).
 

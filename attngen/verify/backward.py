@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from attngen.ir.backward import BackwardPlan
 from attngen.targets import sm90
@@ -45,36 +46,110 @@ def _memory(plan: BackwardPlan) -> Iterator[Check]:
     m, c = plan.memory, plan.compute
     total = sum(b.bytes for b in m.buffers)
     yield m.smem_bytes <= m.smem_limit == sm90.SMEM_BYTES, f"memory: {m.smem_bytes} bytes of {m.smem_limit}"
-    yield total < m.smem_bytes, f"memory: buffers take {total} of {m.smem_bytes} bytes, nothing is left for mbarriers"
+    head = _head_bytes(plan)
+    yield total + head <= m.smem_bytes, f"memory: buffers take {total}, what stands before them {head}: {m.smem_bytes}"
     yield all(b.bytes % 1024 == 0 for b in m.buffers), "memory: a buffer does not end at a multiple of 1024"
+    shapes = _shapes(plan)
+    found = {b.name: b.shape for b in m.buffers}
+    yield found == shapes, f"memory: buffers {found}, the roles use {shapes}"
+    for b in m.buffers:
+        size = (4 if b.name == "sdQ" else 2) * prod(b.shape)
+        yield size <= b.bytes < size + 1024, f"memory: {b.name} takes {size} bytes, has {b.bytes}"
+        yield b.alias_of is None, f"memory: {b.name} lives in {b.alias_of}: every buffer is in use throughout"
     yield m.q_stages >= 2 and m.do_stages >= 2, "memory: Q and dO take two stages: one step loads while one computes"
     yield m.ds_stages >= 2, "memory: dS takes two stages: dQ is one step behind"
+    last = (m.p_stages, m.dq_stages) if c.splits_operands else (m.dq_stages, m.p_stages)
+    yield last[0] >= 1 and last[1] == 0, f"memory: {m.p_stages} stages of P and {m.dq_stages} of dQ"
+    yield m.register_limit == sm90.REGISTERS[c.warpgroups][1], f"memory: register limit {m.register_limit}"
     yield m.fragment_registers <= m.register_limit, f"memory: {m.fragment_registers} of {m.register_limit} registers"
+    held = _held_registers(plan)
+    yield m.fragment_registers >= held, f"memory: {m.fragment_registers} registers, sums, S and dP take {held}"
     words = c.tile_m * c.head_dim_qk_padded
     yield words % (512 * c.warpgroups) == 0, f"memory: a dQ tile of {words} words is not whole quads of every thread"
+    turns = m.workspace_per_tile - words - 2 * c.tile_m
+    wanted = (0, 4)  # a counter for each warpgroup, to 16 bytes
+    yield (
+        turns in wanted,
+        f"memory: {m.workspace_per_tile} words of workspace, dQ, LSE and D take {words + 2 * c.tile_m}",
+    )
+
+
+def _head_bytes(plan: BackwardPlan) -> int:
+    """mbarriers, descriptors of steps, and row statistics in front of the tiles, without what alignment adds."""
+    m, n = plan.memory, plan.compute.warpgroups
+    rings = m.q_stages + m.do_stages + m.ds_stages + m.p_stages + n * m.dq_stages
+    return 8 * (3 + 2 * rings) + 4 * (
+        3 * m.q_stages + n * m.dq_stages + plan.compute.tile_m * (m.q_stages + m.do_stages)
+    )
+
+
+def _shapes(plan: BackwardPlan) -> dict[str, tuple[int, ...]]:
+    """Every buffer that the roles use."""
+    m, c = plan.memory, plan.compute
+    qk, v = c.head_dim_qk_padded, c.head_dim_v_padded
+    last = {"sP": (c.tile_n, c.tile_m, m.p_stages)} if c.splits_operands else {"sdQ": (c.tile_m, qk, m.dq_stages)}
+    return {
+        "sK": (c.tile_n, qk, 1),
+        "sV": (c.tile_n, v, 1),
+        "sQ": (c.tile_m, qk, m.q_stages),
+        "sdO": (c.tile_m, v, m.do_stages),
+        "sdS": (c.tile_m, c.tile_n, m.ds_stages),
+        **last,
+    }
+
+
+def _held_registers(plan: BackwardPlan) -> int:
+    """fp32 words of a consumer thread that are there at once whatever the schedule: dK, dV, S and dP."""
+    c = plan.compute
+    qk, v = c.head_dim_qk_padded, c.head_dim_v_padded
+    return (max(qk, v) if c.splits_operands else qk + v) // 2 + c.tile_m
 
 
 def _roles(plan: BackwardPlan) -> Iterator[Check]:
-    warps = sorted(w for r in plan.schedule.roles for w in range(*r.warps))
-    yield warps == list(range(plan.launch.threads // 32)), f"schedule: roles cover warps {warps}"
-    consumers = [r for r in plan.schedule.roles if r.name.startswith("consumer")]
-    yield len(consumers) == plan.compute.warpgroups, f"schedule: {len(consumers)} consumers"
-    used = 128 * (plan.schedule.roles[0].registers + sum(r.registers for r in consumers))
+    n, roles = plan.compute.warpgroups, plan.schedule.roles
+    yield plan.launch.threads == 128 * (n + 1), f"launch: {plan.launch.threads} threads for {n} warpgroups"
+    registers = plan.launch.launch_registers
+    yield registers * plan.launch.threads <= 65536, f"launch: {registers} registers of {plan.launch.threads} threads"
+    yield plan.launch.cluster == (1, 1, 1), f"launch: a cluster of {plan.launch.cluster}"
+    warps = sorted(w for r in roles for w in range(*r.warps))
+    yield warps == list(range(4 * (n + 1))), f"schedule: roles cover warps {warps}"
+    placed = {r.name: r.warps for r in roles if not r.name.startswith("idle")}
+    wanted = {"producer": (0, 1), **{f"consumer {w}": (4 + 4 * w, 8 + 4 * w) for w in range(n)}}
+    if not plan.compute.splits_operands:
+        wanted |= {f"reducer {w}": (1 + w, 2 + w) for w in range(n)}
+    yield placed == wanted, f"schedule: roles {placed}, not {wanted}"
+    valid = all(24 <= r.registers <= 240 and r.registers % 8 == 0 for r in roles)
+    yield valid, "schedule: a register count is no setmaxnreg value"
+    for names, of_them in (
+        ("consumers", {r.registers for r in roles if r.name.startswith("consumer")}),
+        ("other warps", {r.registers for r in roles if not r.name.startswith("consumer")}),
+    ):
+        yield len(of_them) == 1, f"schedule: {names} differ in registers: {sorted(of_them)}"
+    used = sum(32 * (r.warps[1] - r.warps[0]) * r.registers for r in roles)
     yield used <= 64 * 1024, f"schedule: {used} registers of 65536"
 
 
 def _ledger(plan: BackwardPlan) -> Iterator[Check]:
-    n = plan.compute.warpgroups
-    splits = plan.compute.splits_operands
+    c, m, n = plan.compute, plan.memory, plan.compute.warpgroups
+    splits = c.splits_operands
     wanted = {"k": (1, 0), "v": (1, 0), "walk": (1, 0), "q": (1, 4 * n), "do": (1, 4 * n)}
     wanted |= {"ds": (4, 4 * n), "p": (4, 4)} if splits else {"ds": (4 * n, 4 * n), "dq": (4, 1)}
     found = {p.name: (p.full_arrivals, p.empty_arrivals) for p in plan.schedule.pipelines}
     yield found == wanted, f"schedule: arrivals {found}, the roles make {wanted}"
-    ids = [b.id for b in plan.schedule.named_barriers]
-    yield len(set(ids)) == len(ids) and max(ids) < 16, f"schedule: named barriers {ids}"
-    statistics = 4 * plan.compute.tile_m
-    bytes_of = {p.name: p.stage_bytes for p in plan.schedule.pipelines}
-    c = plan.compute
-    for name, columns in (("q", c.head_dim_qk_padded), ("do", c.head_dim_v_padded)):
-        announced = c.tile_m * columns * 2 + statistics
-        yield bytes_of[name] == announced, f"schedule: {name} announces {bytes_of[name]} bytes, {announced} land"
+    stages = {"k": 1, "v": 1, "walk": 1, "q": m.q_stages, "do": m.do_stages, "ds": m.ds_stages}
+    stages |= {"p": m.p_stages} if splits else {"dq": m.dq_stages}
+    buffers = {"k": "sK", "v": "sV", "walk": "steps", "q": "sQ", "do": "sdO", "ds": "sdS", "p": "sP", "dq": "sdQ"}
+    qk, v, statistics = 2 * c.head_dim_qk_padded, 2 * c.head_dim_v_padded, 4 * c.tile_m
+    landing = {"k": c.tile_n * qk, "v": c.tile_n * v, "q": c.tile_m * qk + statistics, "do": c.tile_m * v + statistics}
+    for p in plan.schedule.pipelines:
+        if p.name in stages:
+            yield p.stages == stages[p.name], f"schedule: {p.name} has {p.stages} stages, memory {stages[p.name]}"
+            yield p.buffer == buffers[p.name], f"schedule: {p.name} fills {p.buffer}, not {buffers[p.name]}"
+            announced = landing.get(p.name, 0)
+            yield p.stage_bytes == announced, f"schedule: {p.name} announces {p.stage_bytes} bytes, {announced} land"
+    named = {b.id: b.threads for b in plan.schedule.named_barriers}
+    yield len(named) == len(plan.schedule.named_barriers), "schedule: two named barriers share a number"
+    own = {2 + w: 128 for w in range(n)} if splits else {2: 256}
+    meet = {0: 128 * (n + 1), 1: 128 * n, **own}
+    turns = {4 + w: 128 for w in range(n)} if splits and m.workspace_per_tile > c.tile_m * (qk // 2 + 2) else {}
+    yield named == meet | turns, f"schedule: named barriers {named}, the roles meet at {meet | turns}"

@@ -463,3 +463,21 @@ def test_a_backward_that_the_dsl_refuses(tmp_path: Path) -> None:
     with pytest.raises(AttnError, match="edited badly") as caught:
         module.load(source, "sm_90a", KernelCache(tmp_path), wanted=("q",), progress=None)
     assert caught.value.code == "E0512"
+
+
+def test_deterministic_sums_of_many_pairs_come_from_the_reference(attach: Any, deterministic: Any) -> None:
+    """A kernel would add to a bias or a table in any order; equal bits are asked for."""
+    from test_jit_captured import CASES, make
+
+    from attngen.ir.spec import BackwardHints
+
+    deterministic()
+    for case in ("bias", "table", "row bias", "column bias"):
+        tensors, score, sink, kind = CASES[case]
+        spec = make(tensors, score, sink).replace(backward=BackwardHints(deterministic=True))
+        attn, kernels = attach(spec, deterministic=True)
+        qkv, named = inputs(spec)
+        losses(*attn(*qkv, **named, return_lse=True)).backward()
+        agree(spec, qkv, named)
+        (kernel,) = kernels.made
+        assert ("x" in kernel.wanted) == (kind == "column") and set("qkv") <= set(kernel.wanted)

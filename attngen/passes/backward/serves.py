@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from attngen.diag.diagnostic import Diagnostic, Label
 from attngen.diag.span import Span
 from attngen.ir.expr import Atom
-from attngen.ir.gradient import GradientForm, GradientKind
+from attngen.ir.gradient import GradientForm
 from attngen.ir.spec import AttentionSpec
 from attngen.passes import serves
+from attngen.passes.gradient import reduced_tensors
 from attngen.targets import sm90
 
 _DENSE = "gradients of this spec are computed on CPU tensors, and by autograd of `attngen.ref.dense.attention`"
@@ -36,8 +37,9 @@ def _gaps(
 ) -> Iterator[tuple[str, Span | None, str]]:
     if not isinstance(spec.epilogue, Atom):
         yield "an epilogue", spec.epilogue.span or spec.span, "apply it to the output in torch"
-    for c in gradient.contributions:
-        if c.tensor in captured and deterministic and c.kind in (GradientKind.ROW, GradientKind.ELEMENT):
-            span = spec.tensor(c.tensor).span or spec.span
-            what = f"a deterministic gradient of `{c.tensor}`, which many pairs add to,"
-            yield what, span, f"pass {c.tensor}.detach(), or leave `deterministic` out"
+    for name in sorted(reduced_tensors(gradient) & {*captured}) if deterministic else ():
+        yield (
+            f"a deterministic gradient of `{name}`, which many pairs add to,",
+            spec.tensor(name).span or spec.span,
+            f"a call takes it from the blockwise reference; for a kernel leave `deterministic` or {name} out",
+        )
