@@ -1,0 +1,144 @@
+"""Break one edge, size or count of a valid backward plan: the verifier must name the fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+from test_corrupt_plan import drop, item, slot
+
+from attngen.ir.backward import BackwardPlan, BackwardPlanSet
+from attngen.search_backward import plan_backward
+from attngen.syntax import load_spec
+from attngen.verify.backward import faults, verify
+from attngen.verify.plan import PlanError
+
+#: Rings of dQ; operands split between the warpgroups; its turns.
+SPECS = {
+    "plain": "head_dim = 128",
+    "narrow": "head_dim = 72, v = 40\n  mask = kv_idx <= q_pos\n  backward { deterministic = true }",
+    "wide": "head_dim = 256",
+    "turns": "head_dim = 256\n  backward { deterministic = true }",
+}
+Corrupt = Callable[[BackwardPlan], BackwardPlan]
+
+
+@cache
+def planned(name: str) -> BackwardPlanSet:
+    return plan_backward(load_spec(f"attn 1\nattention {name} {{\n  {SPECS[name]}\n}}\n"))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_plans_have_no_fault(name: str) -> None:
+    plans = planned(name)
+    assert all(faults(p) == [] for p in (*plans.plans, *plans.others))
+    assert plans.plans[0].compute.splits_operands == (name in ("wide", "turns"))
+
+
+CORRUPTIONS: dict[str, tuple[str, Corrupt, str]] = {
+    "tile_n": ("plain", slot("compute", tile_n=64), "compute: tile_n 64, the warpgroups own 128 keys"),
+    "tile_n split": ("wide", slot("compute", tile_n=128), "compute: tile_n 128, the warpgroups own 64 keys"),
+    "transposed split": ("wide", slot("compute", dq_transposed=True), "compute: split operands take dQ as it is"),
+    "tile_m": ("plain", slot("compute", tile_m=88), "compute: tile_m 88 is no k extent of a WGMMA"),
+    "tile_m too tall": ("plain", slot("compute", tile_m=272), "compute: tile_m 272 is no k extent of a WGMMA"),
+    "dQ rows": ("plain", slot("compute", dq_transposed=False), "compute: dQ has 80 rows, not a multiple of 64"),
+    "dQ columns": (
+        "wide", slot("compute", head_dim_qk=528, head_dim_qk_padded=528), "compute: dQ has 264 columns a warpgroup",
+    ),
+    "dQ shared unevenly": (
+        "plain", slot("compute", tile_m=64, head_dim_qk=528, head_dim_qk_padded=528),
+        "compute: the warpgroups do not share out dQ evenly",
+    ),
+    "padding": ("plain", slot("compute", head_dim_qk_padded=160), "compute: head_dim_qk 128 is padded to 160"),
+    "padding below": ("plain", slot("compute", head_dim_v_padded=112), "compute: head_dim_v 128 is padded to 112"),
+    "smem limit": ("plain", slot("memory", smem_limit=64 * 1024), "memory: 231424 bytes of 65536"),
+    "smem over": ("plain", slot("memory", smem_bytes=240_000), "memory: 240000 bytes of 232448"),
+    "smem total": ("plain", slot("memory", smem_bytes=228_352), "memory: buffers take"),
+    "buffer alignment": (
+        "plain", item("memory", "buffers", "sV", bytes=32784), "memory: a buffer does not end at a multiple of 1024",
+    ),
+    "buffer bytes": ("plain", item("memory", "buffers", "sK", bytes=1024), "memory: sK takes 32768 bytes, has 1024"),
+    "buffer waste": ("plain", item("memory", "buffers", "sK", bytes=65536), "memory: sK takes 32768 bytes, has 65536"),
+    "buffer shape": ("plain", item("memory", "buffers", "sQ", shape=(80, 128, 3)), "memory: buffers {'sK'"),
+    "buffer lost": ("plain", drop("memory", "buffers"), "memory: buffers {'sK'"),
+    "buffer of the other kind": ("wide", item("memory", "buffers", "sP", name="sdQ"), "memory: buffers {'sK'"),
+    "buffer alias": ("plain", item("memory", "buffers", "sdQ", alias_of="sK"), "memory: sdQ lives in sK"),
+    "one stage of Q": ("plain", slot("memory", q_stages=1), "memory: Q and dO take two stages"),
+    "one stage of dO": ("plain", slot("memory", do_stages=1), "memory: Q and dO take two stages"),
+    "one stage of dS": ("plain", slot("memory", ds_stages=1), "memory: dS takes two stages"),
+    "no stage of dQ": ("plain", slot("memory", dq_stages=0), "memory: 0 stages of P and 0 of dQ"),
+    "no stage of P": ("wide", slot("memory", p_stages=0), "memory: 0 stages of P and 0 of dQ"),
+    "P beside dQ": ("plain", slot("memory", p_stages=1), "memory: 1 stages of P and 1 of dQ"),
+    "register limit": ("plain", slot("memory", register_limit=255), "memory: register limit 255"),
+    "fragments": ("plain", slot("memory", fragment_registers=241), "memory: 241 of 240 registers"),
+    "fragments forgotten": (
+        "plain", slot("memory", fragment_registers=200), "memory: 200 registers, sums, S and dP take 208",
+    ),
+    "dQ quads": ("narrow", slot("compute", tile_m=48), "memory: a dQ tile of 3840 words is not whole quads of every thread"),
+    "workspace": ("plain", slot("memory", workspace_per_tile=10401), "memory: 10401 words of workspace"),
+    "workspace without D": ("plain", slot("memory", workspace_per_tile=10320), "memory: 10320 words of workspace"),
+    "threads": ("plain", slot("launch", threads=256), "launch: 256 threads for 2 warpgroups"),
+    "launch registers": ("plain", slot("launch", launch_registers=176), "launch: 176 registers of 384 threads"),
+    "cluster": ("plain", slot("launch", cluster=(2, 1, 1)), "launch: a cluster of (2, 1, 1)"),
+    "warps lost": ("plain", item("schedule", "roles", "consumer 1", warps=(8, 11)), "schedule: roles cover warps"),
+    "warps shared": ("plain", item("schedule", "roles", "consumer 1", warps=(7, 12)), "schedule: roles cover warps"),
+    "reducer lost": ("plain", item("schedule", "roles", "reducer 1", name="idle 1"), "schedule: roles {'producer'"),
+    "reducer of split operands": (
+        "wide", item("schedule", "roles", "idle", name="reducer 0"), "schedule: roles {'producer'",
+    ),
+    "consumer lost": ("plain", drop("schedule", "roles"), "schedule: roles cover warps"),
+    "role registers": (
+        "plain", item("schedule", "roles", 0, registers=20), "schedule: a register count is no setmaxnreg value",
+    ),
+    "role registers uneven": (
+        "plain", item("schedule", "roles", "consumer 1", registers=232), "schedule: consumers differ in registers",
+    ),
+    "producer registers uneven": (
+        "plain", item("schedule", "roles", 0, registers=40), "schedule: other warps differ in registers: [24, 40]",
+    ),
+    "role registers sum": (
+        "plain", item("schedule", "roles", "idle", registers=240), "registers of 65536",
+    ),
+    "q arrivals": ("plain", item("schedule", "pipelines", "q", empty_arrivals=1), "schedule: arrivals"),
+    "ds arrivals": ("plain", item("schedule", "pipelines", "ds", full_arrivals=4), "schedule: arrivals"),
+    "ds arrivals split": ("wide", item("schedule", "pipelines", "ds", full_arrivals=8), "schedule: arrivals"),
+    "p arrivals": ("wide", item("schedule", "pipelines", "p", empty_arrivals=1), "schedule: arrivals"),
+    "dq arrivals": ("plain", item("schedule", "pipelines", "dq", full_arrivals=1), "schedule: arrivals"),
+    "pipeline lost": ("plain", drop("schedule", "pipelines"), "schedule: arrivals"),
+    "pipeline stages": (
+        "plain", item("schedule", "pipelines", "do", stages=3), "schedule: do has 3 stages, memory 2",
+    ),
+    "pipeline buffer": (
+        "plain", item("schedule", "pipelines", "q", buffer="sdO"), "schedule: q fills sdO, not sQ",
+    ),
+    "bytes of K": (
+        "plain", item("schedule", "pipelines", "k", stage_bytes=1), "schedule: k announces 1 bytes, 32768 land",
+    ),
+    "bytes without statistics": (
+        "plain", item("schedule", "pipelines", "q", stage_bytes=20480),
+        "schedule: q announces 20480 bytes, 20800 land",
+    ),
+    "bytes of a ring of registers": (
+        "plain", item("schedule", "pipelines", "ds", stage_bytes=64), "schedule: ds announces 64 bytes, 0 land",
+    ),
+    "barrier twice": ("plain", item("schedule", "named_barriers", 1, id=0), "schedule: two named barriers"),
+    "barrier threads": (
+        "plain", item("schedule", "named_barriers", "store", threads=128), "schedule: named barriers {0: 384, 1: 128",
+    ),
+    "barrier lost": ("plain", drop("schedule", "named_barriers"), "schedule: named barriers {0: 384, 1: 256}"),
+    "turn lost": ("turns", drop("schedule", "named_barriers"), "the roles meet at"),
+    "own sum": (
+        "wide", item("schedule", "named_barriers", "own sum of warpgroup 1", threads=256), "3: 256}, the roles meet at",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_the_fault_is_named(name: str) -> None:
+    spec, corrupt, fault = CORRUPTIONS[name]
+    broken = corrupt(planned(spec).plans[0])
+    found = faults(broken)
+    assert any(fault in f for f in found), found
+    with pytest.raises(PlanError, match=f"backward plan {broken.name}: "):
+        verify(broken)
