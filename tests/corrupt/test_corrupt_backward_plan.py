@@ -75,7 +75,10 @@ CORRUPTIONS: dict[str, tuple[str, Corrupt, str]] = {
     "fragments forgotten": (
         "plain", slot("memory", fragment_registers=200), "memory: 200 registers, sums, S and dP take 208",
     ),
-    "dQ quads": ("narrow", slot("compute", tile_m=48), "memory: a dQ tile of 3840 words is not whole quads of every thread"),
+    "dQ quads": (
+        "narrow", slot("compute", tile_m=48),
+        "memory: a dQ tile of 3840 words is not whole quads of every thread",
+    ),
     "workspace": ("plain", slot("memory", workspace_per_tile=10401), "memory: 10401 words of workspace"),
     "workspace without D": ("plain", slot("memory", workspace_per_tile=10320), "memory: 10320 words of workspace"),
     "threads": ("plain", slot("launch", threads=256), "launch: 256 threads for 2 warpgroups"),
