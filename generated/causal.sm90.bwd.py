@@ -58,7 +58,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "77aa443f2ba40026d5ae10e9108b0ce9e65dbf91987f7e902b75f75f47409910",
-    "body_sha256": "c0133d4ad050016a07d1e20e1b67f401fbd46efbace1c60f329c925bfc38e301",
+    "body_sha256": "34956c00426f3b00e8f8ddb931ca3495529b76c1fd5a7fbb647121da37a55611",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -1218,7 +1218,7 @@ def main():
     seqlen = int(sys.argv[1]) if len(sys.argv) > 1 else 4096
     ok = True
     for index, plan in enumerate(PLANS):
-        print(f"plan {index}  {plan}")
+        print(f"backward plan {index}  {plan}")
         f = compile_backward(index)
         for shape in CHECKED:
             errors, good = check(torch, f, index, shape)

@@ -58,7 +58,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "d62b019e4e8f627ea14e12f667b0a5bbbec5e2d3aa1e3805f3e758955fbf66aa",
-    "body_sha256": "15107b32072fefde1eb1445de97188c673c868bab6ec83c8fbdfc0fba199e5e7",
+    "body_sha256": "58607607b8044099c43bdda655c7239f42717a3cc21fc90b19b466001e6f5d43",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -1259,7 +1259,7 @@ def main():
     seqlen = int(sys.argv[1]) if len(sys.argv) > 1 else 4096
     ok = True
     for index, plan in enumerate(PLANS):
-        print(f"plan {index}  {plan}")
+        print(f"backward plan {index}  {plan}")
         f = compile_backward(index)
         for shape in CHECKED:
             errors, good = check(torch, f, index, shape)

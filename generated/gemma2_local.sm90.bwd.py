@@ -62,7 +62,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "5a31e5309c94fe1ff6a6a4363a59dfa48706a3e9b0f254f9d409909ca7c8bff2",
-    "body_sha256": "c84f759d9400c094f375eac64c397b4b593a5bbca3291f5d6eba5cef70ddf5d1",
+    "body_sha256": "9d4254d49cbbec52482eca68ac112dfa5e7870c7a9a946acf05c87128c9a779e",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -1268,7 +1268,7 @@ def main():
     seqlen = int(sys.argv[1]) if len(sys.argv) > 1 else 4096
     ok = True
     for index, plan in enumerate(PLANS):
-        print(f"plan {index}  {plan}")
+        print(f"backward plan {index}  {plan}")
         f = compile_backward(index)
         for shape in CHECKED:
             errors, good = check(torch, f, index, shape)

@@ -62,7 +62,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "ab7efb4d26c195b234ba98ec0eadc128a46ebfb856443c937fadc10ba0da8463",
-    "body_sha256": "a306613913071b6ea547f57869a80896bf48dca1e7697f13b90996e47f0af95f",
+    "body_sha256": "7c411459985b655f2e98578ebcf545c4066eae80ee2ac4b73a1e01a4e6c16227",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -1296,7 +1296,7 @@ def main():
     seqlen = int(sys.argv[1]) if len(sys.argv) > 1 else 4096
     ok = True
     for index, plan in enumerate(PLANS):
-        print(f"plan {index}  {plan}")
+        print(f"backward plan {index}  {plan}")
         f = compile_backward(index)
         for shape in CHECKED:
             errors, good = check(torch, f, index, shape)

@@ -59,7 +59,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "e996f4ec5030b41c0a073655fe574025f7d7e53f5a6b5aaad2cae4856250813e",
-    "body_sha256": "52432791506bffdb68d2a6083bf9fbc69eab43572ced568626a0660fc5c95075",
+    "body_sha256": "c92e3f9b564a685eee30abd1c59b5435609ccff1c5ca4e64cd1c3f9c6acffd4f",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -1236,7 +1236,7 @@ def main():
     seqlen = int(sys.argv[1]) if len(sys.argv) > 1 else 4096
     ok = True
     for index, plan in enumerate(PLANS):
-        print(f"plan {index}  {plan}")
+        print(f"backward plan {index}  {plan}")
         f = compile_backward(index)
         for shape in CHECKED:
             errors, good = check(torch, f, index, shape)

@@ -28,6 +28,10 @@ PASSES = {
     "schedule": "schedule",
     "launch": "launch",
 }
+#: What the page of a pass says.
+PARTS = ("**Problem.**", "**Reads**", "**Writes**", "**Rewrite.**", "**Keeps.**", "**Rejects**")
+#: Planners of the backward, one page for all.
+BACKWARD = {"compute", "cost", "memory", "schedule", "serves"}
 
 
 def test_reference_is_current() -> None:
@@ -64,13 +68,17 @@ def test_every_explanation_says_the_mend() -> None:
 
 def test_every_pass_has_a_page() -> None:
     pages = {p.stem for p in (DOCS / "passes").glob("*.md")}
-    assert pages == set(PASSES.values())
+    assert pages == {*PASSES.values(), "backward"}
     for module, page in PASSES.items():
         assert (PACKAGE / "passes" / f"{module}.py").is_file()
         text = (DOCS / "passes" / f"{page}.md").read_text()
         assert f"`passes/{module}.py`" in text, page
-        for part in ("**Problem.**", "**Reads**", "**Writes**", "**Rewrite.**", "**Keeps.**", "**Rejects**"):
+        for part in PARTS:
             assert part in text, f"{page}: {part}"
+    text = (DOCS / "passes" / "backward.md").read_text()
+    for part in ("`passes/backward/`", *PARTS, *(f"`plan_{n}`" for n in ("compute", "memory", "schedule"))):
+        assert part in text, part
+    assert {p.stem for p in (PACKAGE / "passes" / "backward").glob("*.py")} == {*BACKWARD, "__init__"}
     planners = {
         p.stem for p in (PACKAGE / "passes").glob("*.py") if re.search(r"^def plan_", p.read_text(), re.MULTILINE)
     }
@@ -106,12 +114,37 @@ def test_glossary_is_the_vocabulary_of_the_ir() -> None:
         "warpgroup",
         "walk",
         "lse",
+        "workspace",
+        "turn",
+        "slope",
     ):
         assert re.search(rf"`{word}`|\| {word}", text), word
 
 
 def test_gallery_is_small_and_every_entry_differs() -> None:
-    assert len(GALLERY) <= 12 and len({e.shows for e in GALLERY}) == len(GALLERY)
+    assert len({e.shows for e in GALLERY}) == len(GALLERY)
+    for direction, most in (("forward", 12), ("backward", 6)):
+        assert 0 < sum(e.direction == direction for e in GALLERY) <= most
+
+
+def test_ledger_of_the_page_of_the_backward() -> None:
+    """Pipelines, stages and arrivals of the table are those of the plans."""
+    from attngen.search_backward import plan_backward
+    from attngen.syntax import load_spec
+
+    text = (DOCS / "passes" / "backward.md").read_text()
+    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")]
+    table = {name: row for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+    for head_dim, splits in ((64, False), (128, False), (256, True)):
+        spec = load_spec(f"attn 1\nattention a {{\n  head_dim = {head_dim}\n  mask = kv_idx <= q_pos\n}}\n")
+        (plan,) = plan_backward(spec).plans
+        assert plan.compute.splits_operands is splits
+        for q in plan.schedule.pipelines:
+            _, stages, _, full, empty = table[q.name]
+            assert str(q.stages) in re.findall(r"\d+", stages), q.name
+            counts = re.findall(r"\d+", full)
+            assert str(q.full_arrivals) == (counts[-1] if splits else counts[0]), q.name
+            assert (str(q.empty_arrivals) in re.findall(r"\d+", empty)) or (q.empty_arrivals == 0 and "never" in empty)
 
 
 def test_module_sizes() -> None:
