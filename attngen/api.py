@@ -128,10 +128,15 @@ def format(text: str) -> str:
 
 
 def explain(spec: SpecLike, *, target: str | None = None, name: str | None = None, **overrides: object) -> str:
-    """The plan of `spec`, its budgets, and the candidates that were rejected, as text."""
+    """Plans of `spec`, forward and backward, their budgets, and the candidates that were rejected, as text."""
+    from attngen.directions import plan_gradients
+    from attngen.plan_text_backward import describe_backward
+
     options = Options.parse({**overrides, "target": target})
     resolved = resolve(spec, name, options)
-    return explain_plan(_plan(resolved, _target(resolved, options)))
+    forward = _plan(resolved, _target(resolved, options))
+    gradients = plan_gradients(resolved, forward.target)
+    return f"{explain_plan(forward)}\n\n{describe_backward(gradients.plans, gradients.refused)}"
 
 
 @staged("spec")
