@@ -86,7 +86,8 @@ def scattered(
     loss = q.new_zeros((), dtype=torch.float64)
     for c, buffer in zip(form.contributions, got.extra, strict=True):
         if c.kind is GradientKind.ELEMENT:
-            loss = loss + (leaves[c.tensor].expand(buffer.shape) * buffer).sum()
+            leaf = leaves[c.tensor]  # or broadcast, each of whose elements stands for several of the buffer
+            loss = loss + ((leaf if leaf.shape == buffer.shape else leaf.expand(buffer.shape)) * buffer).sum()
             continue
         rows, keys = torch.arange(q.shape[1]), torch.arange(k.shape[1])
         by_key = c.kind is GradientKind.COLUMN

@@ -1,0 +1,205 @@
+"""verify: the synchronisation of an emitted backward against its plan, call by call (see `verify.ledger`).
+
+`events` reads every call that waits, arrives, announces, fences or starts a copy from the text; `wanted` derives them
+from the plan, a method a line or two; the two must be equal. To extend: a call that synchronises gets a row in one of
+the tables below, and its places a row in `wanted`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+
+from attngen.ir.backward import BackwardPlanSet
+from attngen.verify.ledger import Events, dotted
+
+#: Arrivals of all consumer warps, as the text spells them.
+CONSUMER_WARPS = "4 * self.warpgroups"
+#: Calls whose first argument names an mbarrier.
+_ON_BARRIER = {
+    "cute.arch.mbarrier_wait": "wait",
+    "cute.arch.mbarrier_arrive": "arrive",
+    "cute.arch.mbarrier_arrive_and_expect_tx": "announce",
+    "cute.arch.mbarrier_init": "init",
+    "arrive_if": "arrive",
+    "publish": "publish",
+}
+_NAMED = {"cute.arch.barrier": "sync", "cute.arch.barrier_arrive": "arrive"}
+#: Calls that say all by their name and arguments.
+_PLAIN = {
+    "cute.arch.griddepcontrol_wait": "grid wait",
+    "cute.arch.griddepcontrol_launch_dependents": "grid launch",
+    "cute.arch.mbarrier_init_fence": "init fence",
+    "cute.arch.fence_view_async_shared": "fence shared",
+    "cute.arch.fence_acq_rel_gpu": "fence gpu",
+    "fence_proxy_global": "fence global",
+    "cute.arch.sync_warp": "warp sync",
+    "cute.arch.cp_async_bulk_commit_group": "bulk commit",
+    "cute.arch.cp_async_bulk_wait_group": "bulk wait",
+    "bulk_add": "bulk add",
+    "warpgroup.fence": "wgmma fence",
+    "warpgroup.commit_group": "wgmma commit",
+    "warpgroup.wait_group": "wgmma wait",
+    "self.wait_for_first": "wait_for_first",
+    "self.let_second_start": "let_second_start",
+    "self.wait_turn": "wait_turn",
+    "self.pass_turn": "pass_turn",
+    "self.add_in_turn": "add_in_turn",
+}
+_WITH_ARGUMENTS = frozenset(("bulk wait", "wgmma wait"))
+
+
+def events(tree: ast.Module) -> Events:
+    """Synchronising calls of every function and method: `what is meant` + operation, counted."""
+    found: Events = {}
+    for scope in tree.body:
+        owner = f"{scope.name}." if isinstance(scope, ast.ClassDef) else ""
+        for method in scope.body if isinstance(scope, ast.ClassDef) else [scope]:
+            if isinstance(method, ast.FunctionDef):
+                seen = Counter(e for n in ast.walk(method) if isinstance(n, ast.Call) and (e := event(n)))
+                if seen:
+                    found[owner + method.name] = seen
+    return found
+
+
+def event(call: ast.Call) -> str | None:
+    """What a call does to others, or None."""
+    name, given = dotted(call.func), {k.arg: k.value for k in call.keywords}
+    if name in _ON_BARRIER and call.args:
+        operation = _ON_BARRIER[name]
+        count = f" {ast.unparse(call.args[1])}" if operation == "init" else ""
+        return f"{_base(call.args[0])} {operation}{count}"
+    if name in _NAMED:
+        threads = f" {ast.unparse(given['number_of_threads'])}" if "number_of_threads" in given else ""
+        return f"{_base(given['barrier_id']) if 'barrier_id' in given else 'cta'} {_NAMED[name]}{threads}"
+    if name in _PLAIN:
+        operation = _PLAIN[name]
+        said = [ast.unparse(a) for a in (*call.args, *call.keywords)] if operation in _WITH_ARGUMENTS else []
+        return " ".join([operation, *said])
+    if name == "bulk_load":
+        return f"{_base(call.args[3])} load"
+    if "tma_bar_ptr" in given:
+        return f"{_base(given['tma_bar_ptr'])} load"
+    if name in ("cute.arch.atomic_add", "cute.arch.load") and "sem" in given:
+        return f"{_base(call.args[0])} {name.rpartition('.')[2]} " + " ".join(
+            str(_literal(given[k])) for k in ("sem", "scope") if k in given
+        )
+    owner, _, operation = name.rpartition(".")
+    return f"{owner} {operation}" if operation in ("wait", "wait_free") and owner else None
+
+
+def _base(e: ast.expr) -> str:
+    """`rings.q.full + stage` -> `rings.q.full`."""
+    return dotted(e.left) if isinstance(e, ast.BinOp) else dotted(e)
+
+
+def _literal(e: ast.expr) -> object:
+    return e.value if isinstance(e, ast.Constant) else ast.unparse(e)
+
+
+def _count(*names: str) -> Counter[str]:
+    return Counter(names)
+
+
+def wanted(plan_set: BackwardPlanSet) -> Events:
+    """The calls that the plan's ledger asks for."""
+    splits, deterministic = plan_set.plans[0].compute.splits_operands, plan_set.deterministic
+    methods = _split_operands(deterministic) if splits else _own_keys(deterministic)
+    methods["kernel"] = _kernel(plan_set)
+    methods["prepare"] = _count("grid launch")
+    methods["finish"] = _count("grid wait", "cta sync")
+    methods["load"] = _count("bar announce", "bar load", "rings.walk_full arrive")
+    methods["load_step"] = _count("ring wait_free", "ring.full announce", "ring.full load", "ring.full load")
+    found = {f"AttentionBackward.{name}": calls for name, calls in methods.items()}
+    found["Ring.wait"] = _count("self.full wait")
+    found["Ring.wait_free"] = _count("self.empty wait")
+    found["publish"] = _count("fence shared", "warp sync", "bar arrive")
+    found["gemm"] = _count("wgmma commit")
+    return found
+
+
+def _kernel(plan_set: BackwardPlanSet) -> Counter[str]:
+    """Every mbarrier by its arrivals, then the CTA and the grid before it."""
+    p = plan_set.plans[0]
+    warps = 4 * p.compute.warpgroups
+    place = {"q": "ring.{}", "do": "ring.{}", "dq": "rings.dq_{}"}  # one loop initialises Q's and dO's
+    calls = []
+    for pipe in p.schedule.pipelines:
+        for side, arrivals in (("full", pipe.full_arrivals), ("empty", pipe.empty_arrivals)):
+            if arrivals:
+                single = f"rings.{pipe.name}_{side}" if not pipe.empty_arrivals else f"rings.{pipe.name}.{side}"
+                name = place[pipe.name].format(side) if pipe.name in place else single
+                calls.append(f"{name} init {'warps' if arrivals == warps else arrivals}")
+    return Counter(set(calls)) + _count("init fence", "cta sync", "grid wait", "grid launch")
+
+
+def _release(*rings: str) -> tuple[str, ...]:
+    return tuple(f"rings.{r}.empty arrive" for r in rings)
+
+
+def _own_keys(deterministic: bool) -> Events:
+    """Warpgroups with 64 keys each; dQ leaves through shared memory and a reducing thread."""
+    store = "BARRIER_STORE sync 128 * self.warpgroups"
+    methods: Events = {
+        "consume": _count("rings.k_full wait", "rings.v_full wait", "rings.walk_full wait"),
+        "front": _count(
+            "wait_for_first", "rings.q wait", "wgmma fence", "rings.do wait", "wgmma wait 1", "wgmma wait 0",
+            "wgmma wait 0", "let_second_start", "rings.ds wait_free", "rings.ds.full publish", "wgmma fence",
+            "wgmma wait 0", *_release("do", "q"),
+        ),
+        "wait_for_first": _count("BARRIER_STAGGER sync 256"),
+        "let_second_start": _count("BARRIER_STAGGER arrive 256"),
+        "back": _count(
+            "rings.ds wait", "wgmma wait 0", "wgmma fence", "wgmma wait 1 + self.wants_dk", "wgmma wait 1",
+            "wgmma wait 0", *_release("do", "q", "ds"), "rings.dq_empty wait", "rings.dq_full publish",
+        ),
+        "store_dkv": _count(store, "fence shared", store, "bulk commit", "bulk wait 0 read=True"),
+        "add_dq": _count("rings.walk_full wait", "rings.dq_full wait", "rings.dq_empty arrive", "bulk wait 0"),
+    }  # fmt: skip
+    if deterministic:
+        methods["add_dq"] += _count("add_in_turn")
+        methods["add_in_turn"] = _count(
+            "counter load acquire gpu", "counter load acquire gpu", "fence global", "bulk add", "bulk commit",
+            "bulk wait 0", "fence global", "counter atomic_add release gpu",
+        )  # fmt: skip
+    else:
+        methods["add_dq"] += _count("bulk add", "bulk commit", "bulk wait 0 read=True")
+    return methods
+
+
+def _split_operands(deterministic: bool) -> Events:
+    """One warpgroup owns dV, the other dK, of the same 64 keys; P goes from one to the other, dQ from registers."""
+    drain = ("wgmma wait 0", *_release("do", "q"))
+    methods: Events = {
+        "own_dv": _count("rings.k_full wait", "rings.walk_full wait", "BARRIER_STORE sync 256"),
+        "own_dk": _count("rings.k_full wait", "rings.v_full wait", "rings.walk_full wait", "BARRIER_STORE sync 256"),
+        "front_dv": _count(
+            "rings.q wait", "wgmma fence", "wgmma wait 0", "rings.p wait_free", "warp sync", "rings.p.full arrive",
+            "rings.do wait", "wgmma fence", *drain,
+        ),
+        "front_dk": _count(
+            "rings.q wait", "rings.do wait", "wgmma fence", "rings.p wait", "warp sync", "rings.p.empty arrive",
+            "wgmma wait 0", "rings.ds wait_free", "rings.ds.full publish", "wgmma fence", *drain,
+        ),
+        "back": _count(
+            "rings.ds wait", "wgmma wait 0", "wgmma fence", "wgmma wait 1", "wgmma wait 0", *_release("do", "q", "ds"),
+        ),
+        "store_sum": _count("fence shared", "BARRIER_OWN sync 128", "bulk commit", "bulk wait 0 read=True"),
+    }  # fmt: skip
+    if deterministic:
+        methods["back"] += _count("wait_turn", "pass_turn")
+        methods["wait_turn"] = _count("counter load acquire gpu", "counter load acquire gpu", "barrier sync 128")
+        methods["pass_turn"] = _count("fence gpu", "barrier sync 128", "counter atomic_add release gpu")
+    return methods
+
+
+def ledger_faults(tree: ast.Module, plan_set: BackwardPlanSet) -> list[str]:
+    """Every method whose synchronising calls are not those of the ledger."""
+    found, ledger = events(tree), wanted(plan_set)
+    out = []
+    for method in sorted(found.keys() | ledger.keys()):
+        has, asks = found.get(method, Counter()), ledger.get(method, Counter())
+        for what in sorted(has.keys() | asks.keys()):
+            if has[what] != asks[what]:
+                out.append(f"{method}: `{what}` stands {has[what]} times, the ledger asks for {asks[what]}")
+    return out

@@ -1,0 +1,200 @@
+"""Generated backwards executed by the checker, against float64 autograd of the dense meaning.
+
+Outputs and workspace hold NaN before a call; no fault in any schedule; errors at most twice those of torch's autograd
+in the same dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from backward_calls import OUTPUTS, call, kernels, run, strided, verify
+
+from attngen import samples
+from attngen.ir.spec import AttentionSpec
+from attngen.samples import Shape
+from attngen.syntax import load_all, load_spec
+
+pytestmark = pytest.mark.dsl
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = {s.name: s for f in sorted((ROOT / "examples").glob("*.attn")) for s in load_all(f)}
+CAUSAL = "mask = kv_idx <= q_pos"
+#: Values small enough that a mask bites at these lengths.
+SMALL: dict[str, dict[str, Any]] = {
+    "gemma2_local": {"keys": 50, "cap": 2.0},
+    "gpt_oss_local": {"window": 29},
+    "longformer": {"half": 16},
+}
+SQUARE, WIDE, TALL = Shape(1, 2, 1, 131, 131), Shape(2, 2, 2, 60, 203), Shape(1, 3, 1, 200, 77)
+SMALLER = Shape(1, 2, 1, 90, 131)
+ROW, KEY, ONE = Shape(1, 2, 1, 1, 140), Shape(1, 2, 2, 100, 1), Shape(1, 1, 1, 1, 1)
+
+
+def written(d: int, dv: int = 0, clauses: str = "", name: str = "a") -> AttentionSpec:
+    return load_spec(f"attn 1\nattention {name} {{\n  head_dim = {d}, v = {dv or d}\n  {clauses}\n}}\n")
+
+
+FULL = written(64)
+
+
+# ---- the gallery -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "captured", "shapes"),
+    [
+        ("causal", (), (SQUARE, WIDE, TALL, Shape(1, 8, 2, 40, 90), ROW)),  # TALL: rows without a key
+        ("gemma2_local", (), (SQUARE, TALL)),
+        ("gpt_oss_local", ("sinks",), (SQUARE, TALL)),
+        ("longformer", (), (Shape(1, 1, 1, 300, 300), WIDE)),
+        ("mla_prefill", (), (SQUARE,)),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_examples(name: str, captured: tuple[str, ...], shapes: tuple[Shape, ...]) -> None:
+    spec = EXAMPLES[name]
+    made = kernels(spec, captured=captured)
+    for seed, shape in enumerate(shapes):
+        verify(made, call(spec, shape, params=SMALL.get(name), seed=seed), seeds=(seed,), sms=(1, 4, 132)[seed % 3])
+
+
+# ---- shapes and strides ----------------------------------------------------------------------------------------------
+
+
+def test_full_attention_of_few_rows_and_keys() -> None:
+    made = kernels(FULL)
+    for seed, shape in enumerate((ONE, ROW, KEY, Shape(2, 4, 2, 129, 130), Shape(1, 1, 1, 63, 64))):
+        verify(made, call(FULL, shape, seed=seed), seeds=(seed,))
+
+
+def test_several_schedules() -> None:
+    verify(kernels(FULL), call(FULL, Shape(1, 2, 1, 150, 140)), seeds=range(3), sms=3)
+
+
+def test_strides() -> None:
+    """Rows inside wider rows, LSE in another order, a gradient of LSE that is zero throughout, with stride 0."""
+    verify(kernels(FULL), strided(call(FULL, Shape(2, 2, 2, 90, 70))))
+    verify(kernels(FULL), call(FULL, Shape(2, 2, 1, 90, 70), dlse=False))
+
+
+def test_window() -> None:
+    """Both edges of an interval; query tiles past the first 32; windows of one key and past all keys."""
+    spec = written(64, 0, "param window: int >= 1 = 40\n  mask = kv_idx <= q_pos and q_pos - kv_idx < window")
+    made = kernels(spec, tile="32x128")
+    for seed, (window, shape) in enumerate(((1, SQUARE), (70, Shape(1, 2, 1, 90, 300)))):
+        verify(made, call(spec, shape, params={"window": window}, seed=seed))
+    verify(made, call(spec, Shape(1, 1, 1, 1060, 1060), params={"window": 3}))
+
+
+def test_keys_that_nobody_sees_and_rows_that_see_none() -> None:
+    """Whole KV tiles and whole batch elements without a pair: zeros, and no wait that never ends. fp16, heads first."""
+    clauses = "dtype = fp16\n  layout = bhsd\n  tensor lengths: i32[batch]\n  mask = kv_idx < lengths[b]"
+    made = kernels(spec := written(64, 0, clauses))
+    c = call(spec, Shape(3, 2, 1, 70, 300), tensors={"lengths": torch.tensor([0, 130, 300], dtype=torch.int32)})
+    found = verify(made, c)
+    assert all((found[n][0] == 0).all() for n in OUTPUTS)
+    assert (found["dk"][1, 130:] == 0).all() and (found["dv"][1, 130:] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("d", "dv", "clauses"),
+    [(8, 8, CAUSAL), (16, 128, ""), (72, 40, CAUSAL), (96, 96, CAUSAL), (256, 256, CAUSAL)],
+    ids=str,
+)
+def test_head_dims(d: int, dv: int, clauses: str) -> None:
+    made = kernels(written(d, dv, clauses))
+    verify(made, call(made.plans.spec, Shape(1, 2, 1, 90, 150)), seeds=(d,))
+
+
+# ---- scores, masks, captured tensors ---------------------------------------------------------------------------------
+
+
+def test_a_slope_with_rows_past_the_end_and_lse_near_plus_and_minus_100() -> None:
+    """P depends on the difference of score and LSE alone."""
+    spec = written(
+        64, 0, "param cap: float = 2.0\n  param shift: float = 0.0\n"
+        f"  score = cap * tanh(s / cap) + sqrt(abs(s) + 1.0) + shift\n  {CAUSAL}",
+    )  # fmt: skip
+    for seed, (shape, shift) in enumerate(((SQUARE, 100.0), (TALL, -100.0))):
+        c = call(spec, shape, params={"shift": shift}, seed=seed)
+        assert (c.lse[c.lse > -math.inf] - shift).abs().max() < 20
+        verify(kernels(spec), c)
+
+
+def test_masks_tested_element_by_element() -> None:
+    """Residual tests, a score that is infinite where the mask drops, and a sink."""
+    spec = written(
+        64, 0, "tensor flag: bool[batch, seqlen_kv]\n  tensor z: f32[heads_q] grad\n  sink = z[h]\n"
+        "  score = s * log(float(q_pos - kv_idx + 2))\n"
+        "  mask = kv_idx <= q_pos and (flag[b, kv_idx] or q_idx % 3 == 0)",
+    )  # fmt: skip
+    made = kernels(spec, captured=("z",))
+    for seed, shape in enumerate((SQUARE, WIDE)):
+        verify(made, call(spec, shape, seed=seed))
+
+
+def test_captured_gradients() -> None:
+    """All kinds at once: of a sink, by head and by key, by row, and gathered by distance, whose elements repeat."""
+    spec = written(
+        64, 0, "tensor z: f32[heads_q] grad\n  tensor slopes: f32[heads_q] grad\n"
+        "  tensor keys: f32[batch, seqlen_kv] grad\n  tensor rows: f32[batch, seqlen_q] grad\n"
+        "  tensor table: f32[9] grad\n  sink = z[h]\n"
+        "  score = s + keys[b, kv_idx] + rows[b, q_idx] * s - slopes[h] * abs(q_pos - kv_idx)\n"
+        f"    + table[min(abs(q_idx - kv_idx), 8)]\n  {CAUSAL}",
+    )  # fmt: skip
+    made = kernels(spec, captured=("z", "slopes", "keys", "rows", "table"))
+    assert {e["kind"] for e in made.meta["gradients"]} == {"sink", "column", "row", "element"}
+    for seed, shape in enumerate((SQUARE, TALL)):
+        verify(made, call(spec, shape, seed=seed))
+
+
+def test_gradient_of_a_bias() -> None:
+    """One element a pair; and one for all heads, which pairs of different heads add to."""
+    spec = EXAMPLES["bias"]
+    (name,) = (t.name for t in spec.tensors)
+    made = kernels(spec, captured=(name,))
+    for seed, heads in enumerate((2, 1)):
+        bias = torch.randn(1, heads, 90, 150, generator=torch.Generator().manual_seed(seed))
+        kind = samples.tensors(spec, SQUARE)[name].dtype
+        verify(made, call(spec, Shape(1, 2, 1, 90, 150), tensors={name: bias.to(kind)}, seed=seed))
+
+
+# ---- deterministic ---------------------------------------------------------------------------------------------------
+
+UNION = "mask = kv_idx <= q_pos and (q_pos - kv_idx < 40 or kv_idx < 5 or kv_idx % 128 == 3)"
+
+
+@pytest.mark.parametrize(
+    ("d", "clauses", "shape"),
+    [
+        (64, CAUSAL, Shape(1, 2, 1, 140, 300)),
+        (64, UNION, Shape(1, 1, 1, 200, 420)),
+        (256, CAUSAL, Shape(1, 2, 1, 90, 131)),
+    ],
+    ids=["causal", "union", "wide heads"],
+)
+def test_deterministic(d: int, clauses: str, shape: Shape) -> None:
+    """Equal bits in any schedule, on fewer SMs than there are CTAs and on more."""
+    spec = written(d, 0, f"backward {{ deterministic = true }}\n  {clauses}")
+    made = kernels(spec)
+    assert made.meta["deterministic"]
+    c = call(spec, shape)
+    first = verify(made, c, seeds=(0,), sms=1)
+    for seed, sms in ((1, 3), (2, 200)):
+        again, _ = run(made, c, seed=seed, sms=sms)
+        assert all(torch.equal(first[n], again[n]) for n in OUTPUTS)
+
+
+# ---- part of the gradients -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("d", "wanted"), [(64, "q"), (64, "k"), (64, "v"), (192, "kv"), (192, "q")])
+def test_wanted(d: int, wanted: str) -> None:
+    """Only those are written; the rest of the kernel goes on without them."""
+    spec = written(d, 64 if d == 64 else 128, CAUSAL)
+    made = kernels(spec, wanted)
+    verify(made, call(spec, SQUARE))
