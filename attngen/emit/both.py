@@ -207,9 +207,10 @@ def _renamed(c: Chunk, names: Sequence[str]) -> Chunk:
             body = re.sub(rf"(?<![\w.]){name}(?=\()", _prefixed(name), body)
     body = "\n".join(x for line in body.split("\n") for x in _fitted(line))
     node = parse_python(body).body[0]
-    stored = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    stored |= {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
-    left = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} & {*names} - stored
+    nodes = list(ast.walk(node))
+    named = [n for n in nodes if isinstance(n, ast.Name)]
+    bound = {n.id for n in named if isinstance(n.ctx, ast.Store)} | {n.arg for n in nodes if isinstance(n, ast.arg)}
+    left = {n.id for n in named} & {*names} - bound
     if left:
         raise SourceError(f"the backward's {', '.join(sorted(left))} would be the forward's")
     return replace(c, names=_names(node), lead=lead, body=body, node=node)

@@ -27,6 +27,7 @@ from attngen.verify.source import SourceError
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = [(f, s.name) for f in sorted((ROOT / "examples").glob("*.attn")) for s in load_all(f)]
+TURNS = [(f, n) for f, n in EXAMPLES if n in ("causal", "gemma2_local", "prefix_lm")]
 CAUSAL = "attn 1\nattention causal {\n  head_dim = 64\n  mask = kv_idx <= q_pos\n}\n"
 
 
@@ -47,15 +48,23 @@ def body(text: str, end: str) -> str:
     return text[text.index("\n}\n", text.index("ATTN_META = {")) : text.index(f"# ---- {end} ")].strip()
 
 
-def bounds(text: str) -> set[str]:
-    """Names of module level."""
-    return {n.id for node in ast.parse(text).body if isinstance(node, ast.Assign) for n in ast.walk(node.targets[0])
-            if isinstance(n, ast.Name)}  # fmt: skip
+def constants(text: str) -> dict[str, str]:
+    """Assignments of module level by name."""
+    found = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign):
+            names = [n.id for n in ast.walk(node.targets[0]) if isinstance(n, ast.Name)]
+            found |= dict.fromkeys(names, ast.unparse(node.value))
+    return found
 
 
-@pytest.mark.parametrize(("file", "name"), EXAMPLES, ids=[n for _, n in EXAMPLES])
-def test_both_texts_are_there(file: Path, name: str) -> None:
-    spec = load_spec(file, name=name)
+@pytest.mark.parametrize(
+    ("file", "name", "deterministic"),
+    [*((f, n, False) for f, n in EXAMPLES), *((f, n, True) for f, n in TURNS)],
+    ids=[*(n for _, n in EXAMPLES), *(f"{n}, turns" for _, n in TURNS)],
+)
+def test_both_texts_are_there(file: Path, name: str, deterministic: bool) -> None:
+    spec = load_spec(file, name=name, overrides={"deterministic": deterministic})
     gradients = plan_gradients(spec, "sm_90a")
     assert gradients.plans is not None, gradients.refused
     front, back = emit(plan(spec)).text, emit_backward(gradients.plans).text
@@ -64,10 +73,13 @@ def test_both_texts_are_there(file: Path, name: str) -> None:
     assert body(text, "backward: constants") == body(front, "self-check"), "the forward, word for word"
     assert not is_edited(text) and max(map(len, text.splitlines())) <= 120
     known, own, merged = defined(front), defined(back), defined(text)
-    renames = {n for n in own if n in known and n not in merged.keys() - known.keys() and known[n] != own[n]}
-    for n in renames - {"main", "reference"}:
-        assert both._prefixed(n) in merged, n
-    words = {n: both._prefixed(n) for n in {*renames, "PLANS", "LIMITS", "BARRIER_STORE"} - {"main", "reference"}}
+    clashes = {n for n in own if n in known and known[n] != own[n]} - {"main", "reference"}
+    ours, theirs, all_ = constants(front), constants(back), constants(text)
+    clashes |= {n for n in ours.keys() & theirs.keys() if ours[n] != theirs[n]} - {"ATTN_META"}
+    words = {n: both._prefixed(n) for n in {*clashes, "PLANS", "LIMITS", "TilePlan"}}
+    assert set(words.values()) <= merged.keys() | all_.keys()
+    assert all_.keys() == ours.keys() | {words.get(n, n) for n in theirs}
+    assert all(all_[n] == ours[n] for n in ours.keys() - {"ATTN_META"})
     for n, code in own.items():
         if n == "main":
             continue
@@ -77,7 +89,7 @@ def test_both_texts_are_there(file: Path, name: str) -> None:
         assert merged[words.get(n, n)] == code, n
     for n, code in known.items():
         assert n in ("main", "reference") or merged[n] == code, n
-    assert {"PLANS", "LIMITS", "BACKWARD_PLANS", "BACKWARD_LIMITS"} <= bounds(text)
+    assert {"PLANS", "LIMITS", "BACKWARD_PLANS", "BACKWARD_LIMITS"} <= all_.keys()
     assert {"TilePlan", "BackwardTilePlan", "compile_plan", "compile_backward", "backward_check"} <= merged.keys()
     meta = source.meta
     assert meta["direction"] == "both" and meta["plans"] == emit(plan(spec)).meta["plans"]
