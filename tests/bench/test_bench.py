@@ -334,6 +334,32 @@ def test_a_backward_is_measured_end_to_end(monkeypatch, layout) -> None:
     assert row.tflops["math"] == pytest.approx(flops / row.milliseconds["math"] / 1e9)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tries the command itself, on the CPU")
+def test_the_command_measures_a_backward(monkeypatch, tmp_path) -> None:
+    import functools
+
+    from typer.testing import CliRunner
+
+    from attngen.bench import runner, timing
+    from attngen.cli import bench as command
+    from attngen.cli.main import app
+
+    monkeypatch.setattr(command, "_need_gpu", lambda: None)
+    monkeypatch.setattr(timing, "SLOT_MS", 1.0)
+    monkeypatch.setattr(timing, "WARM_MS", 0.1)
+    monkeypatch.setattr(runner, "measure", functools.partial(runner.measure, device="cpu", ceiling_size=64))
+    shape = ["--seqlen", "40", "--batch", "1", "--heads", "2", "--rounds", "1", "--peers", "fa3"]
+    out = tmp_path / "b.json"
+    done = CliRunner().invoke(
+        app, ["bench", str(EXAMPLES / "causal.attn"), *shape, "--backward", "--deterministic", "--save", str(out)]
+    )
+    assert done.exit_code == 0, done.stderr
+    assert "/ unordered" in done.stdout.splitlines()[0] and "deterministic / unordered: geomean" in done.stderr
+    document = json.loads(out.read_text())
+    assert document["settings"]["direction"] == document["rows"][0]["direction"] == "backward"
+    assert set(document["rows"][0]["kernels"]) == {"attngen", "attngen unordered"}
+
+
 def test_backward_of_takes_the_gradient_again_and_again() -> None:
     from attngen.bench.backward import backward_of, leaves
 
