@@ -62,7 +62,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "5a31e5309c94fe1ff6a6a4363a59dfa48706a3e9b0f254f9d409909ca7c8bff2",
-    "body_sha256": "9d4254d49cbbec52482eca68ac112dfa5e7870c7a9a946acf05c87128c9a779e",
+    "body_sha256": "699fb697387c63d770e8039961746743769ef09889e5bd6894098279cc37f2cb",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -967,7 +967,8 @@ class AttentionBackward:
         """The score of one pair in natural units, and d score / d s; `s` is already scaled."""
         cap = p.cap
         part_1 = tanh(s * (1.0 / cap))
-        return cap * part_1, 1.0 - part_1 * part_1
+        slope = 1.0 - part_1 * part_1
+        return cap * part_1, slope
 
     # ---- mask, element by element: kv_idx <= q_pos and q_pos - kv_idx < keys (clause 'mask') ----
 

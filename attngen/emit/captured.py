@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from attngen.emit.exprs import CutePrinter, dim_name, safe_name
 from attngen.emit.spell import ARGS
 from attngen.emit.straight import fold, straight_line
-from attngen.emit.view import Gain, Output
+from attngen.emit.view import Gain, Index, Output
 from attngen.ir.backward import BackwardPlanSet
 from attngen.ir.gradient import Contribution, GradientKind
 from attngen.ir.spec import AttentionSpec
@@ -49,8 +49,9 @@ def spell_captured(plan_set: BackwardPlanSet, printer: CutePrinter) -> Captured:
     rest = iter(texts[1 + len(inside) :])
     found: dict[GradientKind, list[Gain]] = {kind: [] for kind in GradientKind}
     for text, (name, c) in zip(texts[1:], inside, strict=False):
-        indices = ", ".join(next(rest) for _ in c.indices) if c.kind is GradientKind.ELEMENT else ""
-        found[c.kind].append(Gain(name, len(found[c.kind]), _times("dz", text, c.is_finite), indices or "0"))
+        read = c.indices if c.kind is GradientKind.ELEMENT else ()
+        indices = tuple(Index(next(rest)) for _ in read) or (Index("0"),)
+        found[c.kind].append(Gain(name, len(found[c.kind]), _times("dz", text, c.is_finite), indices))
     return Captured(
         outputs=tuple(o for o, _ in outputs),
         sinks=tuple(o for o, c in outputs if c.kind is GradientKind.SINK),

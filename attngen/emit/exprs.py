@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import keyword
 import math
+import re
 from collections.abc import Iterable
 
 from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, const, walk
@@ -23,6 +24,11 @@ seqlen_q share share_only sigmoid sink slice_o slices slot sm90 softmax_scale so
 stream sys t take tanh tensor threads tile tile_counter tile_m tile_n tma tma_k tma_mK tma_mO tma_mQ tma_mV tma_o tma_q
 tma_v torch trailing turn upper_max upper_min v w warp warpgroup warps wg wide_k wide_v workers x
 exponent mantissa
+DS_STAGES LOG2E P_STAGES ROW_THREADS acc add_if atoms batch_idx by_columns by_rows column d_sink delta delta_at dk
+dlse do dq dq_tiles dv dz element element_of empty finish frag_do frag_o head head_batch k_full kv_tiles lanes
+layout_do layout_ds lse_at lse_log2 major_a major_b majors mdK mdLSE mdO mdQ mdV mma mma_dk mma_dq mma_dv mma_s n name
+prepare products q_tiles rmem row_0 sD sLSE sP sdO sdQ sdS shift slope smem source steps tma_dk tma_do tma_dv tma_mdK
+tma_mdO tma_mdV v_full walk_full words workspace zeros
 """
 #: Words that the generated file defines or that Python and the DSL give a meaning; a name of a spec that is one of them
 #: gets a trailing underscore in the kernel.
@@ -49,6 +55,9 @@ _DSL_TYPES = {Type.BOOL: "Boolean", Type.INT: "Int32", Type.FLOAT: "Float32"}
 #: Longer names are cut, so that `name=name` fits a line.
 NAME_LENGTH = 40
 
+#: Names of the buffers that a backward fills for captured tensors.
+_BUFFER = re.compile(r"d_\w+_(sink|column|row|element)(_\d+)?")
+
 #: First character of the name of a part of an expression (see straight.py); no spec can write it.
 PART = "%"
 
@@ -65,7 +74,13 @@ def safe_name(name: str) -> str:
     """
     if len(name) > NAME_LENGTH:
         return f"{name[:24]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}_"
-    if name.startswith("part_") or keyword.iskeyword(name) or name in KERNEL_WORDS or name.endswith("_"):
+    if (
+        _BUFFER.fullmatch(name)
+        or name.startswith("part_")
+        or keyword.iskeyword(name)
+        or name in KERNEL_WORDS
+        or name.endswith("_")
+    ):
         return f"{name}_"
     return name
 

@@ -176,13 +176,20 @@ class Output:
 
 
 @dataclass(frozen=True)
+class Index:
+    """One index expression of an element."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Gain:
     """What one pair adds to a buffer: its number among those of its kind, the value, and the element."""
 
     name: str
     number: int
     gain: str
-    indices: str
+    indices: tuple[Index, ...]
 
 
 @dataclass(frozen=True)

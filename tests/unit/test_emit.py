@@ -16,12 +16,15 @@ import torch
 from random_exprs import INT_ATOMS, TENSORS
 
 from attngen import samples
+from attngen.emit.backward import emit_backward
 from attngen.emit.env import environment
 from attngen.emit.exprs import KERNEL_WORDS, safe_name
 from attngen.emit.module import emit
+from attngen.ir.spec import AttentionSpec
 from attngen.ref import dense
 from attngen.ref.evaluate import evaluate
 from attngen.search import plan
+from attngen.search_backward import plan_backward
 from attngen.source import is_edited
 from attngen.syntax import load_all, load_spec
 from attngen.syntax.reserved import reason
@@ -106,6 +109,7 @@ import hashlib, sys
 from pathlib import Path
 from attngen.emit.module import emit
 from attngen.search import plan
+from attngen.search_backward import plan_backward
 from attngen.syntax import load_all
 for name in ("gemma2", "longformer", "t5", "mla", "packing"):
     for spec in load_all(Path(sys.argv[1]) / f"{name}.attn"):
@@ -185,6 +189,13 @@ def test_comments_do_not_reach_the_file() -> None:
     assert not any(word in emit(plan(spec)).text for word in ("one:", "# two", "three", "# four"))
 
 
+_SOFTCAP = "\n  score = mine_b * tanh(s / mine_b)"
+
+
+def spec_of(head_dim: int, body: str) -> AttentionSpec:
+    return load_spec(f"attn 1\nattention a {{\n  head_dim = {head_dim}\n  {body}\n}}\n")
+
+
 def taken_words() -> set[str]:
     """Identifiers in every scope of emitted files where names of a spec stand."""
     declared = (
@@ -200,9 +211,20 @@ def taken_words() -> set[str]:
         "mask = (q_idx * kv_idx) % mine_a == 1\n"
         "  score = s * float(batch + heads_q + heads_kv + seqlen_q + h_kv + mine_a)",
     )
+    learned = (
+        "tensor mine_e: f32[batch, heads_q, seqlen_q, seqlen_kv] grad\n  tensor mine_f: f32[seqlen_kv] grad\n"
+        "  tensor mine_g: f32[seqlen_q] grad\n  tensor mine_h: f32[heads_q] grad\n  sink = mine_h[h] * mine_b\n"
+        "  score = tanh(s * mine_b) + mine_e[b, h, q_idx, kv_idx] * mine_b + mine_f[kv_idx] + mine_g[q_idx]\n"
+        "  mask = kv_idx <= q_pos + mine_a and kv_idx >= mine_c[b]"
+    )
+    texts = [emit(plan(spec_of(64, declared + body))).text for body in bodies]
+    for head_dim, body, captured in ((64, learned, "efgh"), (64, bodies[1], ""), (256, bodies[0] + _SOFTCAP, "")):
+        for deterministic in (False, True)[: 1 if captured else 2]:
+            spec = spec_of(head_dim, declared + body)
+            spec = spec.replace(backward=spec.backward.replace(deterministic=deterministic))
+            texts.append(emit_backward(plan_backward(spec, captured=[f"mine_{c}" for c in captured])).text)
     words: set[str] = set()
-    for body in bodies:
-        text = emit(plan(load_spec(f"attn 1\nattention a {{\n  head_dim = 64\n  {declared}{body}\n}}\n"))).text
+    for text in texts:
         for scope in (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)):
             inner = list(ast.walk(scope))
             names = {n.id for n in inner if isinstance(n, ast.Name)} | {n.arg for n in inner if isinstance(n, ast.arg)}
@@ -210,7 +232,7 @@ def taken_words() -> set[str]:
             if any(n.startswith("mine_") for n in names):
                 calls = [n for n in inner if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "SimpleNamespace"]
                 words |= names | {k.arg for c in calls for k in c.keywords if k.arg}
-    return {w for w in words if not w.startswith("mine_")}
+    return {w for w in words if not w.startswith(("mine_", "d_mine_"))}
 
 
 def test_no_name_of_a_spec_meets_one_of_the_kernel() -> None:
@@ -233,7 +255,7 @@ def test_names_that_are_words_of_the_kernel() -> None:
 
 def test_changed_names_meet_no_other() -> None:
     assert safe_name("tile") == "tile_" and safe_name("lambda") == "lambda_" and safe_name("window") == "window"
-    assert safe_name("part_1") == "part_1_"
+    assert safe_name("part_1") == "part_1_" and safe_name("d_x_sink") == "d_x_sink_"
     long = ["n" * 60 + c for c in "abc"]
     short = [safe_name(n) for n in long]
     assert len(set(short)) == 3 and all(len(n) <= 40 and n.endswith("_") for n in short)

@@ -240,7 +240,7 @@ def test_many_clauses_are_tested_as_written() -> None:
 
 def scheduled(mask: str = "causal", order: str | None = None, pingpong: bool | None = None, **tile_: int):  # type: ignore[no-untyped-def]
     c = computed(**tile_)  # type: ignore[arg-type]
-    m = plan_mask(mask_form(spec(MASKS[mask], tensors=("start",))), c)
+    m = plan_mask(mask_form(spec(MASKS[mask], tensors=("start",))), c.warpgroups)
     return plan_schedule(c, m, remembered(c), order, pingpong)
 
 
