@@ -1,0 +1,104 @@
+"""Backwards as sm_90a machine code, without a GPU: no serialised WGMMA, no spill, registers and shared memory as
+planned, and all three kernels that wait for each other.
+
+Every example with all gradients that kernels serve, and a few head dims and clauses that no example has.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_grid import CAUSAL, CLAUSES
+
+from attngen.directions import plan_gradients
+from attngen.emit.backward import emit_backward
+from attngen.ir.backward import BackwardPlanSet
+from attngen.ir.expr import tensors_of
+from attngen.ir.gradient import GradientKind
+from attngen.search_backward import plan_backward
+from attngen.syntax import load_all, load_spec
+from attngen.targets import sm90
+from attngen.verify import machine
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = [s for f in sorted((ROOT / "examples").glob("*.attn")) for s in load_all(f)]
+#: Bytes that a kernel may store and load where its score or mask is evaluated element by element or reads a tensor: a
+#: few words. All others spill none.
+SPILL_BUDGET = 64
+
+pytestmark = [
+    pytest.mark.dsl,
+    pytest.mark.skipif(machine.tool("ptxas") is None, reason="needs the development tools: pip install 'attngen[dev]'"),
+]
+
+
+def check(plans: BackwardPlanSet, folder: Path) -> machine.MachineCode:
+    kernel = folder / "kernel.py"
+    kernel.write_text(emit_backward(plans).text)
+    (p,) = plans.plans
+    code = machine.inspect_plan(kernel, 0, entry="compile_backward")
+    where = f"{plans.spec.name}, plan {p.name}"
+    assert code.serialized == (), f"{where}: {code.serialized}"
+    budget = SPILL_BUDGET if p.compute.expression_registers or tensors_of(plans.spec.mask) else 0
+    assert code.spill_bytes <= budget, f"{where}: {code.spill_bytes} bytes of spills, {budget} allowed"
+    assert code.stack_bytes <= budget, f"{where}: {code.stack_bytes} bytes of stack, {budget} allowed"
+    assert code.registers <= p.launch.launch_registers, f"{where}: {code.registers} registers at launch"
+    # the launch asks for all of it
+    assert code.static_smem_bytes == 0 and p.memory.smem_bytes <= sm90.SMEM_BYTES
+    ops = code.opcodes
+    assert ops["USETMAXREG"] == 2, f"{where}: register reallocation stands {ops['USETMAXREG']} times"
+    # main and finish wait for the grid before, prepare and main let the next one start
+    assert (ops["ACQBULK"], ops["PREEXIT"]) == (2, 2), f"{where}: waits for grids"
+    assert ops["UTMALDG"] >= 4 and ops["UTMASTG"] >= 2, f"{where}: TMA is not in use"
+    rings = not p.compute.splits_operands
+    assert (ops["UBLKRED"] >= p.compute.warpgroups) == rings, f"{where}: bulk reductions of dQ"
+    assert code.opcodes["HGMMA"] >= wgmmas(plans), f"{where}: {ops['HGMMA']} WGMMA of {wgmmas(plans)}"
+    return code
+
+
+def wgmmas(plans: BackwardPlanSet) -> int:
+    """Steps of k of one step of the walk: S, dP, dV, dK, dQ."""
+    c = plans.plans[0].compute
+    qk, v, m, n = (x // 16 for x in (c.head_dim_qk_padded, c.head_dim_v_padded, c.tile_m, c.tile_n))
+    return qk + v + 2 * m + n
+
+
+@pytest.mark.parametrize("spec", EXAMPLES, ids=lambda s: s.name)
+def test_example(spec, tmp_path: Path) -> None:
+    found = plan_gradients(spec, sm90.NAME)
+    assert found.plans is not None, found.notes
+    check(found.plans, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("clause", "d", "dv"),
+    [
+        ("causal", 8, 8), ("window", 72, 40), ("score", 96, 96),
+        ("elements", 256, 256), ("score", 192, 128), ("functions", 64, 64),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_grid(clause: str, d: int, dv: int, tmp_path: Path) -> None:
+    """Tiles that share out dQ otherwise, drained GEMMs, split operands with a score."""
+    spec = load_spec(f"attn 1\nattention {clause} {{\n  head_dim = {d}, v = {dv}\n  {CLAUSES[clause]}\n}}\n")
+    check(plan_backward(spec), tmp_path)
+
+
+@pytest.mark.parametrize("d", [128, 256])
+def test_deterministic(d: int, tmp_path: Path) -> None:
+    text = f"attn 1\nattention turns {{\n  head_dim = {d}\n  {CAUSAL}\n  backward {{ deterministic = true }}\n}}\n"
+    check(plan_backward(load_spec(text)), tmp_path)
+
+
+def test_captured_gradients(tmp_path: Path) -> None:
+    """Sums of columns, rows and elements at once, and a sink's."""
+    clauses = (
+        "tensor x: f32[heads_q] grad\n  tensor r: f32[seqlen_q] grad\n  tensor t: f32[9] grad\n  sink = x[h]\n"
+        f"  score = s * x[h] + r[q_idx] + t[min(abs(q_idx - kv_idx), 8)]\n  {CAUSAL}"
+    )
+    plans = plan_backward(
+        load_spec(f"attn 1\nattention all {{\n  head_dim = 64\n  {clauses}\n}}\n"), captured=("x", "r", "t")
+    )
+    assert {c.kind for c in plans.gradient.contributions} == set(GradientKind)
+    check(plans, tmp_path)
