@@ -51,7 +51,7 @@ def plan_candidate(
     compute = plan_compute(spec, form, gradient, candidate)
     if isinstance(compute, Reject):
         return compute
-    memory = plan_memory(compute, deterministic)
+    memory = plan_memory(compute, deterministic, bool(gradient.in_kernel))
     if isinstance(memory, Reject):
         return memory
     n = compute.warpgroups

@@ -52,7 +52,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "causal_bwd_sm_90_297fe7ec",
+    "kernel_id": "causal_bwd_sm_90_55030bd0",
     "name": "causal",
     "direction": "backward",
     "target": "sm_90a",

@@ -52,7 +52,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "causal_bwd_sm_90_c7ae53c7",
+    "kernel_id": "causal_bwd_sm_90_57612f79",
     "name": "causal",
     "direction": "backward",
     "target": "sm_90a",

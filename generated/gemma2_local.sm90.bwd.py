@@ -56,13 +56,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "gemma2_local_bwd_sm_90_15339d73",
+    "kernel_id": "gemma2_local_bwd_sm_90_d88e0e75",
     "name": "gemma2_local",
     "direction": "backward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "5a31e5309c94fe1ff6a6a4363a59dfa48706a3e9b0f254f9d409909ca7c8bff2",
-    "body_sha256": "699fb697387c63d770e8039961746743769ef09889e5bd6894098279cc37f2cb",
+    "body_sha256": "a90012e4fbd3dc76a2cad67425b0d08d2adba0a5ac47172c9c93d5cae9e4a977",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -753,9 +753,11 @@ class AttentionBackward:
             frag_dq_a=thr_dq.make_fragment_A(thr_dq.partition_A(t.sdS)),
             frag_dq_b=thr_dq.make_fragment_B(thr_dq.partition_B(self.transposed(t.sK))),
             acc_dq=cute.make_rmem_tensor(thr_dq.partition_shape_C(self.dq_shape), Float32),
-            sP=cute.make_tensor(  # this thread's words of P: (4, tile_m / 16, stage)
+            sP=cute.make_tensor(  # this thread's words of P: (4, quads, stage)
                 t.sP + thread * 4,
-                cute.make_layout((4, self.tile_m // 16, P_STAGES), stride=(1, 512, 32 * self.tile_m)),
+                cute.make_layout(
+                    (4, self.tile_m // 16, P_STAGES), stride=(1, 512, 32 * self.tile_m)
+                ),
             ),
             scale_log2=p.softmax_scale * LOG2E,
         )
@@ -967,8 +969,9 @@ class AttentionBackward:
         """The score of one pair in natural units, and d score / d s; `s` is already scaled."""
         cap = p.cap
         part_1 = tanh(s * (1.0 / cap))
+        score = cap * part_1
         slope = 1.0 - part_1 * part_1
-        return cap * part_1, slope
+        return score, slope
 
     # ---- mask, element by element: kv_idx <= q_pos and q_pos - kv_idx < keys (clause 'mask') ----
 

@@ -45,13 +45,17 @@ def spell_captured(plan_set: BackwardPlanSet, printer: CutePrinter) -> Captured:
     exprs = [gradient.slope, *(c.coefficient for _, c in inside)]
     places = [i for _, c in inside if c.kind is GradientKind.ELEMENT for i in c.indices]
     lines, texts = straight_line(printer, [*exprs, *places], ARGS["pair"]) if inside else ((), ("",))
-    slope = "None" if gradient.is_identity else _times("dz", texts[0], gradient.is_finite)
+    factors = [f"slope = {texts[0]}"] if inside and not gradient.is_identity else []
+    slope = _times("slope", gradient.is_finite) if factors else "None"
     rest = iter(texts[1 + len(inside) :])
     found: dict[GradientKind, list[Gain]] = {kind: [] for kind in GradientKind}
-    for text, (name, c) in zip(texts[1:], inside, strict=False):
+    for k, (text, (name, c)) in enumerate(zip(texts[1:], inside, strict=False)):
         read = c.indices if c.kind is GradientKind.ELEMENT else ()
         indices = tuple(Index(next(rest)) for _ in read) or (Index("0"),)
-        found[c.kind].append(Gain(name, len(found[c.kind]), _times("dz", text, c.is_finite), indices))
+        if text != "1.0":
+            factors.append(f"gain_{k} = {text}")
+        gain = "dz" if text == "1.0" else _times(f"gain_{k}", c.is_finite)
+        found[c.kind].append(Gain(name, len(found[c.kind]), gain, indices))
     return Captured(
         outputs=tuple(o for o, _ in outputs),
         sinks=tuple(o for o, c in outputs if c.kind is GradientKind.SINK),
@@ -59,17 +63,15 @@ def spell_captured(plan_set: BackwardPlanSet, printer: CutePrinter) -> Captured:
         columns=tuple(found[GradientKind.COLUMN]),
         rows=tuple(found[GradientKind.ROW]),
         elements=tuple(found[GradientKind.ELEMENT]),
-        lines=lines,
+        lines=(*lines, *factors),
         slope=slope,
     )
 
 
-def _times(dz: str, text: str, is_finite: bool) -> str:
+def _times(factor: str, is_finite: bool) -> str:
     """dz times a derivative, 0 where dz is: a derivative that may be infinite must not make it NaN."""
-    if text == "1.0":
-        return dz
-    product = f"{dz} * ({text})"
-    return product if is_finite else f"select({dz} == 0.0, 0.0, {product})"
+    product = f"dz * {factor}"
+    return product if is_finite else f"select(dz == 0.0, 0.0, {product})"
 
 
 def _output(name: str, c: Contribution, spec: AttentionSpec) -> Output:

@@ -76,7 +76,7 @@ def safe_name(name: str) -> str:
         return f"{name[:24]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}_"
     if (
         _BUFFER.fullmatch(name)
-        or name.startswith("part_")
+        or name.startswith(("part_", "gain_"))
         or keyword.iskeyword(name)
         or name in KERNEL_WORDS
         or name.endswith("_")

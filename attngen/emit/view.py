@@ -219,6 +219,9 @@ class BackwardView(CommonView):
     splits_operands: bool
     orders_bulk_adds: bool
     p_stages: int
+    p_words: int
+    p_type: str
+    p_quads: int
     warpgroups_note: str
     owners: str
     ds_writers: str

@@ -72,6 +72,8 @@ class BackwardMemory(Node):
     dq_stages: int
     #: Stages of P on its way from the warpgroup that owns dV to the other; 0: each has its own.
     p_stages: int
+    #: Bytes of an element of that P: 4 where captured tensors gain from it, whose sums may cancel.
+    p_bytes: int = 2
     buffers: tuple[Buffer, ...]
     smem_bytes: int
     smem_limit: int

@@ -53,7 +53,7 @@ def _memory(plan: BackwardPlan) -> Iterator[Check]:
     found = {b.name: b.shape for b in m.buffers}
     yield found == shapes, f"memory: buffers {found}, the roles use {shapes}"
     for b in m.buffers:
-        size = (4 if b.name == "sdQ" else 2) * prod(b.shape)
+        size = {"sdQ": 4, "sP": m.p_bytes}.get(b.name, 2) * prod(b.shape)
         yield size <= b.bytes < size + 1024, f"memory: {b.name} takes {size} bytes, has {b.bytes}"
         yield b.alias_of is None, f"memory: {b.name} lives in {b.alias_of}: every buffer is in use throughout"
     yield m.q_stages >= 2 and m.do_stages >= 2, "memory: Q and dO take two stages: one step loads while one computes"

@@ -26,8 +26,8 @@ def head_bytes(c: BackwardCompute, dq_stages: int, p_stages: int) -> int:
     return aligned(-(-4 * words // 128) * 128 + statistics)
 
 
-def plan_memory(c: BackwardCompute, deterministic: bool) -> BackwardMemory | Reject:
-    """Lay out K, V, Q, dO, dS, and the staged dQ or the exchanged P.
+def plan_memory(c: BackwardCompute, deterministic: bool, exact_p: bool = False) -> BackwardMemory | Reject:
+    """Lay out K, V, Q, dO, dS, and the staged dQ or the exchanged P, in fp32 where `exact_p`.
 
     Rewrite   (tiles, head dims) -> sK, sV, sQ[2], sdO[2], sdS[2], and sdQ[2 or 1]; or sP[2 or 1] where the warpgroups
               split the operands and dQ leaves from registers
@@ -43,10 +43,10 @@ def plan_memory(c: BackwardCompute, deterministic: bool) -> BackwardMemory | Rej
         ("sdS", (c.tile_m, c.tile_n, DS_STAGES)),
     )
     tiles = [Buffer(name=name, bytes=aligned(2 * s[0] * s[1] * s[2]), shape=s) for name, s in shapes]
-    total = 0
+    total, p_bytes = 0, 4 if exact_p else 2
     for stages in (2, 1):
         if c.splits_operands:
-            size = aligned(2 * c.tile_n * c.tile_m * stages)
+            size = aligned(p_bytes * c.tile_n * c.tile_m * stages)
             last = Buffer(name="sP", bytes=size, shape=(c.tile_n, c.tile_m, stages))
         else:
             last = Buffer(name="sdQ", bytes=aligned(4 * c.tile_m * qk * stages), shape=(c.tile_m, qk, stages))
@@ -60,6 +60,7 @@ def plan_memory(c: BackwardCompute, deterministic: bool) -> BackwardMemory | Rej
                 ds_stages=DS_STAGES,
                 dq_stages=dq_stages,
                 p_stages=p_stages,
+                p_bytes=p_bytes,
                 buffers=buffers,
                 smem_bytes=total,
                 smem_limit=sm90.SMEM_BYTES,
