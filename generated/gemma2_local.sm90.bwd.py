@@ -62,7 +62,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "5a31e5309c94fe1ff6a6a4363a59dfa48706a3e9b0f254f9d409909ca7c8bff2",
-    "body_sha256": "a90012e4fbd3dc76a2cad67425b0d08d2adba0a5ac47172c9c93d5cae9e4a977",
+    "body_sha256": "29c93f60e741b404b9f05729ae27be4e3de38334db0957d13eae2f25115e2c5d",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -110,7 +110,6 @@ HEAD_DIM_V = 256
 
 NEG_INF = -float("inf")
 LOG2E = math.log2(math.e)
-LN2 = math.log(2.0)
 
 DS_STAGES = 2  # of the ring of dS tiles: dQ is one step behind
 P_STAGES = 2  # of the ring of P on its way from warpgroup 0 to 1
@@ -759,7 +758,6 @@ class AttentionBackward:
                     (4, self.tile_m // 16, P_STAGES), stride=(1, 512, 32 * self.tile_m)
                 ),
             ),
-            scale_log2=p.softmax_scale * LOG2E,
         )
 
     @cute.jit
@@ -872,8 +870,8 @@ class AttentionBackward:
             arrive_if(rings.p.empty + i % P_STAGES, w.lane == 0)
             w.acc_s.store(w.frag_p.load().to(Float32))
             warpgroup.wait_group(0)
-            self.score_gradient(w, w.acc_s, w.acc_dp, w.frag_ds, h, m_block * self.tile_m, do_stage)
-        if self.wants_dq:  # first: an operand of a running WGMMA may not even be read
+            self.score_gradient(w, w.acc_s, w.acc_dp, w.frag_ds, do_stage)
+        if self.wants_dq:  # before dK starts: registers of a running WGMMA may not be read
             ds_stage = i % DS_STAGES
             rings.ds.wait_free(i)
             cute.copy(w.tiled_ds, w.slice_ds.retile(w.frag_ds), w.tdSsdS[None, None, None, ds_stage])
@@ -950,7 +948,7 @@ class AttentionBackward:
                     acc_s[i] = pair[e] * slope
                 words[r + 2 * j] = pack(pair[0], pair[1])
 
-    def score_gradient(self, w, acc_s, acc_dp, frag_ds, h, q_0, do_stage):
+    def score_gradient(self, w, acc_s, acc_dp, frag_ds, do_stage):
         """dS = P times the score's slope (dP - D), as 16-bit pairs."""
         delta = cute.make_rmem_tensor(2, Float32)
         words = cute.recast_tensor(frag_ds, Int32)
@@ -1120,7 +1118,7 @@ def compile_backward(index=0, options="", wanted=("q", "k", "v")):
 
     that launches three kernels on torch's current stream. `wanted`: whose gradients are written; the others' tensors
     may be any of the right shape and dtype. `workspace`: fp32, 16-byte aligned, for each query tile of each head the
-    words that ATTN_META says; `workers`: how many SMs there are.
+    words that ATTN_META says; `workers` is not read: a CTA serves one KV tile.
     """
     batch = cute.sym_int(symbol="batch")
     seqlen_q = cute.sym_int(symbol="seqlen_q")

@@ -59,7 +59,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "e996f4ec5030b41c0a073655fe574025f7d7e53f5a6b5aaad2cae4856250813e",
-    "body_sha256": "c92e3f9b564a685eee30abd1c59b5435609ccff1c5ca4e64cd1c3f9c6acffd4f",
+    "body_sha256": "a27807cc2d338f1f414148132a18b3156c52ba8d75f55b6a545d7ea02ee0a738",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -106,7 +106,6 @@ HEAD_DIM_V = 128
 
 NEG_INF = -float("inf")
 LOG2E = math.log2(math.e)
-LN2 = math.log(2.0)
 
 DS_STAGES = 2  # of the ring of dS tiles: dQ is one step behind
 ROW_THREADS = 256  # of a CTA of `prepare` and `finish`
@@ -275,8 +274,8 @@ class AttentionBackward:
     A CTA of `kernel` owns a KV tile of 64 * warpgroups keys and walks over the query tiles that see it, for every query
     head of its KV head. Each consumer warpgroup computes 64 keys' rows of S^T = K Q^T and dP^T = V dO^T: transposed, so
     that P^T and dS^T are already the register operands of dV += P^T dO and dK += dS^T Q. dS also goes to shared memory,
-    where both warpgroups read it for dQ = dS K; that runs one step behind, through a ring of dS tiles, so that
-    the warpgroups never meet at a barrier and one does exponentials while the other feeds the tensor cores.
+    where both warpgroups read it for dQ = dS K (or dQ^T = K^T dS^T); that runs one step behind, through a ring of dS
+    tiles, so that the warpgroups never meet at a barrier: one does exponentials while the other feeds the tensor cores.
 
     A method under @cute.jit may branch and loop on device values. The others are expanded where they are called: their
     `if` and `for` are Python's, run while the kernel is traced. What they share: `p` the problem, `t` tensors and
@@ -789,7 +788,7 @@ class AttentionBackward:
             before = dq_tile
         if const_expr(self.wants_dq):
             self.back(w, rings, count - 1, before, last=True)
-        self.store_dkv(w, rings, n_block, h_kv, warp_in_wg)
+        self.store_dkv(w, n_block, h_kv, warp_in_wg)
 
     def front(self, w, rings, i, first):
         """S, dP, P and dS of one query tile; dV and dK are left running; dS goes to shared memory for dQ.
@@ -817,8 +816,8 @@ class AttentionBackward:
         if first:
             self.let_second_start(w.wg)
         if self.wants_ds:
-            self.score_gradient(w, acc_s, acc_dp, frag_ds, h, m_block * self.tile_m, do_stage)
-        if self.wants_dq:  # first: an operand of a running WGMMA may not even be read
+            self.score_gradient(w, acc_s, acc_dp, frag_ds, do_stage)
+        if self.wants_dq:  # before dK starts: registers of a running WGMMA may not be read
             ds_stage = i % DS_STAGES
             rings.ds.wait_free(i)
             cute.copy(w.tiled_ds, w.slice_ds.retile(frag_ds), w.tdSsdS[None, None, None, ds_stage])
@@ -917,7 +916,7 @@ class AttentionBackward:
                     acc_s[i] = exp2(fma(acc_s[i], w.scale_log2, -lse[e]))
                 words[r + 2 * j] = pack(acc_s[2 * r + 4 * j], acc_s[1 + 2 * r + 4 * j])
 
-    def score_gradient(self, w, acc_s, acc_dp, frag_ds, h, q_0, do_stage):
+    def score_gradient(self, w, acc_s, acc_dp, frag_ds, do_stage):
         """dS = P (dP - D), as 16-bit pairs."""
         delta = cute.make_rmem_tensor(2, Float32)
         words = cute.recast_tensor(frag_ds, Int32)
@@ -976,7 +975,7 @@ class AttentionBackward:
     # ---- compute: end of a KV tile, dK and dV through shared memory ------------------------------------------------
 
     @cute.jit
-    def store_dkv(self, w, rings, n_block, h_kv, warp_in_wg):
+    def store_dkv(self, w, n_block, h_kv, warp_in_wg):
         """dK and dV: registers -> the bytes of K and V -> TMA store, which clips what lies past the end."""
         t, p = w.t, w.p
         cute.arch.barrier(barrier_id=BARRIER_STORE, number_of_threads=128 * self.warpgroups)  # K and V are dead
@@ -1081,7 +1080,7 @@ def compile_backward(index=0, options="", wanted=("q", "k", "v")):
 
     that launches three kernels on torch's current stream. `wanted`: whose gradients are written; the others' tensors
     may be any of the right shape and dtype. `workspace`: fp32, 16-byte aligned, for each query tile of each head the
-    words that ATTN_META says; `workers`: how many SMs there are.
+    words that ATTN_META says; `workers` is not read: a CTA serves one KV tile.
     """
     batch = cute.sym_int(symbol="batch")
     seqlen_q = cute.sym_int(symbol="seqlen_q")

@@ -234,6 +234,9 @@ class BackwardView(CommonView):
     columns: tuple[Gain, ...]
     rows: tuple[Gain, ...]
     elements: tuple[Gain, ...]
+    has_columns: bool
+    has_rows: bool
+    reduces_gains: bool
     num_columns: int
     num_rows: int
     gain_lines: tuple[str, ...]

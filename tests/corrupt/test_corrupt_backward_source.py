@@ -261,7 +261,7 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
     "limits": ("plain", "LIMITS = ()", "LIMITS = (1024,)", "LIMITS is (1024,), the plan says ()"),
     "head dim": ("captured", "HEAD_DIM_V = 48", "HEAD_DIM_V = 40", "HEAD_DIM_V is 40, the plan says 48"),
     "element": ("captured", "ELEMENT = cutlass.Float16", "ELEMENT = cutlass.BFloat16", "ELEMENT is cutlass.BFloat16"),
-    "constant twice": ("plain", "LN2 = ", "LN2 = 0.0\nLN2 = ", "LN2 is defined 2 times"),
+    "constant twice": ("plain", "LOG2E = ", "LOG2E = 0.0\nLN2 = ", "LOG2E is defined 2 times"),
     "sQ twice": (
         "plain", "        sQ = storage.sQ", "        sQ = None\n        sQ = storage.sQ",
         "sQ is defined 2 times in kernel",
@@ -289,8 +289,8 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
     "meta gradients": ("captured", '"kind": "row"', '"kind": "column"', "ATTN_META states other gradients than"),
     # rules of all generated files
     "import": ("plain", "import copy\n", "import copy\nimport os\n", "imports os"),
-    "eval": ("plain", "LN2 = math.log(2.0)", 'LN2 = eval("math.log(2.0)")', "calls eval"),
-    "runs on import": ("plain", "LN2 = math", 'print("hello")\nLN2 = math', "runs on import: Expr"),
+    "eval": ("plain", "LOG2E = math.log2(math.e)", 'LOG2E = eval("math.log(2.0)")', "calls eval"),
+    "runs on import": ("plain", "LOG2E = math", 'print("hello")\nLN2 = math', "runs on import: Expr"),
     "method twice": (
         "plain", "    def heads_last(self", "    def smem_layout(self):\n        pass\n\n    def heads_last(self",
         "defines smem_layout twice",
