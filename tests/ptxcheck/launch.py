@@ -27,6 +27,11 @@ from ptxcheck.report import Report
 _prepared: dict[tuple[str, str], tuple[HostCode | None, dict[str, Program]]] = {}
 
 
+def forget(code: Code) -> None:
+    """Drop what was prepared for a function, where many are run that differ in a line."""
+    _prepared.pop((code.ptx, code.host), None)
+
+
 def launches_of(code: Code, arguments: Sequence[Any]) -> list[Launch]:
     """What one call with these arguments puts on the stream."""
     host, programs = _prepared.get((code.ptx, code.host), (None, {}))
@@ -130,7 +135,8 @@ def attngen_call(
     """One call of a generated forward kernel: O and LSE, NaN where nothing was written, and the report.
 
     `workers` is the number of CTAs, which take tiles from a counter; the kernel must leave that at zero. `code` runs in
-    place of what `module` compiles to. `options` go to `check`. No launch is made for no rows or no keys, as in attngen.jit: such a call is an error here.
+    place of what `module` compiles to. `options` go to `check`. No launch is made for no rows or no keys, as in
+    attngen.jit: such a call is an error here.
     """
     heads, rows = (2, 1) if layout == "bshd" else (1, 2)
     if 0 in q.shape or 0 in k.shape:
