@@ -261,7 +261,7 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
     "limits": ("plain", "LIMITS = ()", "LIMITS = (1024,)", "LIMITS is (1024,), the plan says ()"),
     "head dim": ("captured", "HEAD_DIM_V = 48", "HEAD_DIM_V = 40", "HEAD_DIM_V is 40, the plan says 48"),
     "element": ("captured", "ELEMENT = cutlass.Float16", "ELEMENT = cutlass.BFloat16", "ELEMENT is cutlass.BFloat16"),
-    "constant twice": ("plain", "LOG2E = ", "LOG2E = 0.0\nLN2 = ", "LOG2E is defined 2 times"),
+    "constant twice": ("plain", "LOG2E = ", "LOG2E = 0.0\nLOG2E = ", "LOG2E is defined 2 times"),
     "sQ twice": (
         "plain", "        sQ = storage.sQ", "        sQ = None\n        sQ = storage.sQ",
         "sQ is defined 2 times in kernel",
