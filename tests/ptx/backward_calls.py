@@ -202,7 +202,7 @@ def close(name: str, got: Tensor, exact: Tensor, allowed: float) -> None:
 
 
 def strided(c: Call) -> Call:
-    """The same call with rows of q, k, v, o, do inside wider rows, KV heads of stride 0, and lse in another order."""
+    """The same call with rows of q, k, v, o, do inside wider rows, and lse and dlse in another order."""
 
     def wide(x: Tensor) -> Tensor:
         out = torch.full((*x.shape[:3], x.shape[3] + 16), math.nan, dtype=x.dtype)

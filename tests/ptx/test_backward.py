@@ -165,6 +165,10 @@ def test_gradient_of_a_bias() -> None:
 
 # ---- deterministic ---------------------------------------------------------------------------------------------------
 
+SUMS = (
+    "tensor z: f32[heads_q] grad\n  tensor x: f32[heads_q] grad\n  sink = z[h]\n  score = s * x[h]\n  "
+    "mask = kv_idx <= q_pos"
+)
 UNION = "mask = kv_idx <= q_pos and (q_pos - kv_idx < 40 or kv_idx < 5 or kv_idx % 128 == 3)"
 
 
@@ -175,18 +179,18 @@ UNION = "mask = kv_idx <= q_pos and (q_pos - kv_idx < 40 or kv_idx < 5 or kv_idx
         (64, UNION, Shape(1, 1, 1, 200, 420)),
         (256, CAUSAL, Shape(1, 2, 1, 90, 131)),
     ],
-    ids=["causal", "union", "wide heads"],
+    ids=["captured sums", "union", "wide heads"],
 )
 def test_deterministic(d: int, clauses: str, shape: Shape) -> None:
-    """Equal bits in any schedule, on fewer SMs than there are CTAs and on more."""
+    """Equal bits in any schedule, on fewer SMs than there are CTAs and on more; sums of captured tensors too."""
     spec = written(d, 0, f"backward {{ deterministic = true }}\n  {clauses}")
-    made = kernels(spec)
+    made = kernels(spec, captured=tuple(t.name for t in spec.tensors))
     assert made.meta["deterministic"]
     c = call(spec, shape)
     first = verify(made, c, seeds=(0,), sms=1)
     for seed, sms in ((1, 3), (2, 200)):
         again, _ = run(made, c, seed=seed, sms=sms)
-        assert all(torch.equal(first[n], again[n]) for n in OUTPUTS)
+        assert first.keys() == again.keys() and all(torch.equal(first[n], again[n]) for n in first)
 
 
 # ---- part of the gradients -------------------------------------------------------------------------------------------
