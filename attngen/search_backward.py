@@ -37,11 +37,11 @@ def candidates() -> Iterator[Candidate]:
 
 
 def _tries(served: list[BackwardPlan]) -> Iterator[Candidate]:
-    """Candidates in order; `served` is read as it grows. Where none is left, again without counting gains."""
+    """Candidates in order; `served` is read as it grows. Where none is left, again without counting expressions."""
     yield from candidates()
     if not served:
         for candidate in candidates():
-            yield candidate.replace(counts_gains=False)
+            yield candidate.replace(counts_expressions=False)
 
 
 def plan_candidate(

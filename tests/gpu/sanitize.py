@@ -53,7 +53,7 @@ def function(kernel, path: Path, index: int):
 
 def main() -> None:
     wanted = sys.argv[1:]
-    for path in sorted(GALLERY.glob("*.py")):
+    for path in sorted(GALLERY.glob("*.sm90.py")):
         if wanted and not path.name.startswith(tuple(wanted)):
             continue
         kernel = module(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attngen.ir.backward import BackwardCompute
 from attngen.ir.base import Node
-from attngen.ir.expr import Load, Param, walk
+from attngen.ir.expr import Apply, Load, Param, walk
 from attngen.ir.forms import MaskForm
 from attngen.ir.gradient import GradientForm, GradientKind
 from attngen.ir.spec import AttentionSpec
@@ -18,6 +18,9 @@ WARPGROUPS = 2
 #: compiled kernels: less spills).
 GAIN_REGISTERS = 32
 ELEMENT_REGISTERS = 32
+#: What each part of a score and its slope holds, beyond the first ones, which the fragments' own registers bear.
+PART_REGISTERS = 2
+FREE_PARTS = 8
 
 
 class Candidate(Node):
@@ -25,8 +28,8 @@ class Candidate(Node):
 
     tile_m: int
     splits_operands: bool = False
-    #: Count what captured gradients hold in flight. The search drops it where no candidate is left: a few words spill.
-    counts_gains: bool = True
+    #: Count what element-wise expressions hold. The search drops it where no candidate is left: a few words spill.
+    counts_expressions: bool = True
 
     @property
     def tile_n(self) -> int:
@@ -37,19 +40,21 @@ class Candidate(Node):
         return f"{self.tile_m}x{self.tile_n}"
 
 
-def expression_registers(form: MaskForm, gradient: GradientForm, has_score: bool, counts_gains: bool) -> int:
-    """What element-wise expressions hold beside the fragments: coordinates, and captured values in flight."""
+def expression_registers(form: MaskForm, gradient: GradientForm, has_score: bool) -> int:
+    """What element-wise expressions hold beside the fragments: coordinates, captured values, parts of long scores."""
     exprs = [gradient.score, gradient.slope] if has_score else []
     exprs += [e for c in gradient.in_kernel for e in (c.coefficient, *c.indices)]
     if element_test(form) == "elements":
         exprs.append(form.mask)
     if not exprs:
         return 0
-    captured = {n for e in exprs for n in walk(e) if isinstance(n, Load | Param)}
-    counted = gradient.in_kernel if counts_gains else ()
-    gains = GAIN_REGISTERS if counted else 0
-    elements = ELEMENT_REGISTERS if any(c.kind is GradientKind.ELEMENT for c in counted) else 0
-    return COORDINATE_REGISTERS + CAPTURED_REGISTERS * len(captured) + gains + elements
+    nodes = {n for e in exprs for n in walk(e)}
+    captured = sum(isinstance(n, Load | Param) for n in nodes)
+    parts = sum(isinstance(n, Apply) for n in nodes) if has_score and not gradient.is_identity else 0
+    gains = GAIN_REGISTERS if gradient.in_kernel else 0
+    elements = ELEMENT_REGISTERS if any(c.kind is GradientKind.ELEMENT for c in gradient.in_kernel) else 0
+    held = COORDINATE_REGISTERS + CAPTURED_REGISTERS * captured + gains + elements
+    return held + PART_REGISTERS * max(parts - FREE_PARTS, 0)
 
 
 def plan_compute(
@@ -70,7 +75,7 @@ def plan_compute(
     if transposed and (qk % 64 or splits):
         return Reject("compute", f"dQ^T = K^T dS^T takes head_dim_qk in multiples of 64, not {qk}", 2.0)
     has_score = gradient.score.kind != "atom"
-    extra = expression_registers(form, gradient, has_score, candidate.counts_gains)
+    extra = expression_registers(form, gradient, has_score) if candidate.counts_expressions else 0
     sums = max(qk, v) // 2 if splits else (qk + v) // 2
     dq = m * qk // (128 * WARPGROUPS)  # fp32 words of a thread
     keeps = bool(gradient.in_kernel) and gradient.keeps_score
