@@ -48,6 +48,7 @@ class Counters:
     tiles: int = 0  # CTAs that ran; set it to the number of tiles of the problem for counts a tile
     sites: dict[tuple[str, int], Site] = field(default_factory=dict)
     mma: Counter[str] = field(default_factory=Counter)  # wgmma and tcgen05.mma by shape
+    operands: int = 0  # bytes of shared memory that wgmma reads, each operand of each instruction
     exponentials: int = 0  # values that ex2 was applied to
     copied: Counter[str] = field(default_factory=Counter)  # bytes through TMA, by tensor
     _seen: dict[tuple[str, int, bytes], tuple[int, int]] = field(default_factory=dict)

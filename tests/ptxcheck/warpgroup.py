@@ -325,6 +325,8 @@ class Warpgroup:
             counters = self.cta.machine.counters
             if counters is not None:
                 counters.mma[f"wgmma {mma.shape}"] += 1
+                rows = mma.shape.n + (0 if mma.a_registers else wgmma.ROWS)
+                counters.operands += rows * wgmma.K_BYTES
             self.cta.machine.async_.submit(operation)
 
     def wait(self, w: Warp, keep: int) -> tuple[Callable[[], bool], Callable[[], None]]:
