@@ -53,7 +53,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "mla_prefill_bwd_sm_90_75a29d10",
+    "kernel_id": "mla_prefill_bwd_sm_90_ad485be4",
     "name": "mla_prefill",
     "direction": "backward",
     "target": "sm_90a",

@@ -10,8 +10,9 @@ from attngen.emit.env import environment, tidy
 from attngen.emit.module import CODEGEN, sealed, spec_meta
 from attngen.emit.spell_backward import backward_view
 from attngen.ir.backward import BackwardPlan, BackwardPlanSet
-from attngen.source import KernelSource, parse_python
+from attngen.source import KernelSource
 from attngen.verify.backward_source import verify_source
+from attngen.verify.source import parsed
 
 
 def emit_backward(plan_set: BackwardPlanSet) -> KernelSource:
@@ -22,7 +23,7 @@ def emit_backward(plan_set: BackwardPlanSet) -> KernelSource:
     kernel_id = kernel_id_of(plan_set)
     view = backward_view(plan_set, kernel_id, meta_of(plan_set, kernel_id))
     text = tidy(environment().get_template("kernel/bwd_sm90.py.jinja").render(view=view))
-    tree = parse_python(text)
+    tree = parsed(text, plan_set)
     text = sealed(text, tree)
     verify_source(text, plan_set, tree)
     return KernelSource(text=text, kernel_id=kernel_id, sha256=hashlib.sha256(text.encode()).hexdigest())

@@ -15,7 +15,7 @@ from attngen.ir.types import DType
 from attngen.source import parse_python
 from attngen.verify.backward_ledger import CONSUMER_WARPS, event, ledger_faults
 from attngen.verify.ledger import dotted
-from attngen.verify.source import SourceError, general_faults
+from attngen.verify.source import SourceError, general_faults, unparsable
 
 CLASS = "AttentionBackward"
 _ELEMENT = {DType.BF16: "cutlass.BFloat16", DType.FP16: "cutlass.Float16"}
@@ -50,7 +50,7 @@ def source_faults(text: str, plan_set: BackwardPlanSet, tree: ast.Module | None 
         tree = tree or parse_python(text)
         compile(tree, "<generated>", "exec")
     except (SyntaxError, ValueError) as fault:
-        return [f"does not parse: {fault}"]
+        return [unparsable(fault)]
     methods = _methods(tree)
     return [
         *general_faults(text, tree),

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from attngen.ir.backward import BackwardPlanSet
 from attngen.ir.plan import PlanSet
 from attngen.ir.types import DType
 from attngen.source import parse_python
@@ -30,15 +31,16 @@ class SourceError(AssertionError):
     """The emitted text breaks a rule of generated files."""
 
 
-def parsed(text: str, plan_set: PlanSet) -> ast.Module:
+def parsed(text: str, plan_set: PlanSet | BackwardPlanSet) -> ast.Module:
     """The emitted text as a syntax tree. Raises: SourceError."""
     try:
         return parse_python(text)
     except (SyntaxError, ValueError) as fault:
-        raise SourceError(f"{plan_set.spec.name}: {_unparsable(fault)}") from fault
+        raise SourceError(f"{plan_set.spec.name}: {unparsable(fault)}") from fault
 
 
-def _unparsable(fault: SyntaxError | ValueError) -> str:
+def unparsable(fault: SyntaxError | ValueError) -> str:
+    """The fault of a text that is no Python, with its line."""
     return f"line {fault.lineno if isinstance(fault, SyntaxError) else 0} does not parse: {fault}"
 
 
@@ -58,7 +60,7 @@ def source_faults(text: str, plan_set: PlanSet, tree: ast.Module | None = None) 
         tree = tree or parse_python(text)
         compile(tree, "<generated>", "exec")
     except (SyntaxError, ValueError) as fault:
-        return [_unparsable(fault)]
+        return [unparsable(fault)]
     return [
         *general_faults(text, tree),
         *_names(tree, tuple(ast.walk(tree)), plan_set),
