@@ -20,7 +20,10 @@ GRID_HEAD_DIMS = ((64, 64), (128, 128), (256, 256), (192, 128))
 
 @dataclass(frozen=True)
 class Cell:
-    """Shapes of one measurement: q (batch, seqlen_q, heads_q, d), k and v (batch, seqlen_kv, heads_kv, d)."""
+    """Shapes of one measurement: q (batch, seqlen_q, heads_q, d), k and v (batch, seqlen_kv, heads_kv, d).
+
+    `title` stands in the table in place of the spec's name.
+    """
 
     spec: AttentionSpec
     batch: int
@@ -28,6 +31,7 @@ class Cell:
     heads_kv: int
     seqlen_q: int
     seqlen_kv: int
+    title: str = ""
 
     @property
     def label(self) -> str:
@@ -41,7 +45,7 @@ class Cell:
         )
         heads = f"h{self.heads_q}" if self.heads_q == self.heads_kv else f"h{self.heads_q}/{self.heads_kv}"
         turns = " deterministic" if self.spec.backward.deterministic else ""
-        return f"{self.spec.name} {dims} {length} b{self.batch} {heads}{turns}"
+        return f"{self.title or self.spec.name} {dims} {length} b{self.batch} {heads}{turns}"
 
     def flops(self, kept_pairs: float, *, backward: bool = False) -> float:
         """Floating-point operations of the matrix products, kept pairs only (`kept_pairs` a batch and head).

@@ -1,4 +1,4 @@
-"""A spec's mask and score as FlexAttention's mask_mod and score_mod.
+"""A spec's mask and score as FlexAttention's mask_mod and score_mod, and the compiled call of them.
 
 Expressions are printed from the closed set of nodes, so that torch.compile sees plain arithmetic; params are Python
 numbers, which is how FlexAttention users write them.
@@ -6,6 +6,7 @@ numbers, which is how FlexAttention users write them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, atoms_of
@@ -61,6 +62,62 @@ def mods(case: Case) -> tuple[Any, Any]:
     exec(f"def score_mod(s, b, h, q_idx, kv_idx):\n{body}{_print(spec.score)}\n", names)
     full = isinstance(spec.mask, Const) and spec.mask.value is True
     return (None if full else names["mask_mod"], None if isinstance(spec.score, Atom) else names["score_mod"])
+
+
+#: Elements of a mask up to which its block form is made in eager mode: it holds a few bytes an element for a moment,
+#: and a compilation costs more than that.
+_EAGER_MASK = 1 << 31
+
+
+def block_mask(case: Case, mask_mod: Any) -> Any:
+    """FlexAttention's BlockMask of the case: which blocks of 128 x 128 are empty, full, or tested by element."""
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    cell = case.cell
+    by_batch, by_head = reads(cell.spec.mask)
+    batch, heads = cell.batch if by_batch else None, cell.heads_q if by_head else None
+    elements = (batch or 1) * (heads or 1) * cell.seqlen_q * cell.seqlen_kv
+    make: Any = create_block_mask if elements <= _EAGER_MASK else torch.compile(create_block_mask)
+    return make(mask_mod, batch, heads, cell.seqlen_q, cell.seqlen_kv, device=case.q.device.type)
+
+
+def compile_alone() -> None:
+    """One kernel a graph: starting inductor's pool of compile processes would take longer than compiling it here."""
+    from torch._inductor import config
+
+    config.compile_threads = 1
+
+
+def call(case: Case) -> Callable[[], Any]:
+    """The call of compiled FlexAttention, O as (batch, seqlen_q, heads_q, d_v). Compiled when it first runs.
+
+    A sink of each head, for which FlexAttention has no word, goes the way that its users take: O by the softmax without
+    it, times 1 / (1 + exp(sink - LSE)), in the same compiled graph.
+    """
+    import torch
+    from torch.nn.attention.flex_attention import flex_attention
+
+    f = case.features
+    mask_mod, score_mod = mods(case)
+    q, k, v = (x.transpose(1, 2) for x in (case.q, case.k, case.v))
+    options: dict[str, Any] = {"scale": f.scale, "enable_gqa": q.shape[1] != k.shape[1], "score_mod": score_mod}
+    if mask_mod is not None:
+        options["block_mask"] = block_mask(case, mask_mod)
+    if f.sink is None:
+        plain: Any = torch.compile(flex_attention, dynamic=False)
+        return lambda: plain(q, k, v, **options).transpose(1, 2)
+
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    sinks = case.tensors[f.sink].float()[None, :, None]
+
+    def with_sink(q: Any, k: Any, v: Any, sinks: Any, **options: Any) -> Any:
+        o, aux = flex_attention(q, k, v, return_aux=AuxRequest(lse=True), **options)
+        return (o * torch.sigmoid(aux.lse - sinks)[..., None]).to(o.dtype)
+
+    function: Any = torch.compile(with_sink, dynamic=False)
+    return lambda: function(q, k, v, sinks, **options).transpose(1, 2)
 
 
 def reads(mask: Expr) -> tuple[bool, bool]:

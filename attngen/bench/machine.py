@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import subprocess
 from importlib import metadata
@@ -19,6 +20,7 @@ _PEER_DISTRIBUTIONS = (
 )
 
 
+@functools.cache
 def describe() -> dict[str, str]:
     """GPU, driver, power limit and clocks as the driver says them, versions of everything that ran."""
     import torch

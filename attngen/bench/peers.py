@@ -129,32 +129,16 @@ def _sdpa(backend: str) -> Callable[[Case], Call]:
 
 def _flex(case: Case) -> Call:
     import torch
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     from attngen.bench import flex
 
     f = case.features
     _need(f.plain_output, "normaliser or epilogue")
-    _need(f.sink is None, "sink")
+    _need(f.sink != "other", "sink")
     # Past its limit of recompilations dynamo falls back to the eager form, which holds all scores: start anew.
     torch.compiler.reset()
-    cell = case.cell
-    mask_mod, score_mod = flex.mods(case)
-    q, k, v = (x.transpose(1, 2) for x in (case.q, case.k, case.v))
-    block_mask = None
-    if mask_mod is not None:
-        batch, heads = flex.reads(case.cell.spec.mask)
-        block_mask = torch.compile(create_block_mask)(
-            mask_mod,
-            cell.batch if batch else None,
-            cell.heads_q if heads else None,
-            cell.seqlen_q,
-            cell.seqlen_kv,
-            device="cuda",
-        )
-    function = torch.compile(flex_attention, dynamic=False)
-    options = {"scale": f.scale, "enable_gqa": q.shape[1] != k.shape[1]}
-    return lambda: function(q, k, v, score_mod=score_mod, block_mask=block_mask, **options).transpose(1, 2)
+    flex.compile_alone()
+    return flex.call(case)
 
 
 #: Every peer by the name that `--peers` takes.

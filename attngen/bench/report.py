@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from attngen.bench.memory import megabytes
 from attngen.bench.runner import OURS, Row
 from attngen.draw.canvas import Canvas
 from attngen.draw.chart import Group, bars
@@ -17,7 +18,8 @@ def as_json(rows: Sequence[Row], machine: dict[str, str], settings: dict[str, An
         {
             "cell": r.label, "spec": r.spec, **r.shape, "kept_share": r.kept_share,
             "direction": r.direction, "ceiling_tflops": r.ceiling, "ratio_to_best_peer": r.ratio,
-            "ratio_to_unordered": r.ratio_to_unordered,
+            "ratios": {n: r.over(n) for n in r.tflops if n != OURS}, "ratio_to_unordered": r.ratio_to_unordered,
+            "memory": r.memory.as_json() if r.memory is not None else None,
             "kernels": {
                 n: {
                     "tflops": v, "tflops_low": r.spread[n][0], "tflops_high": r.spread[n][1],
@@ -38,36 +40,71 @@ def columns(rows: Sequence[Row]) -> list[str]:
     return [n for n in (OURS, *found) if n in found] if OURS not in found else [OURS, *(n for n in found if n != OURS)]
 
 
-def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+def cells(rows: Sequence[Row], against: str | None = None) -> tuple[list[str], list[list[str]]]:
     """Header and text rows: TFLOP/s with half the spread of the rounds, attngen over the best peer.
 
-    Where a deterministic backward was measured, also attngen with turns over attngen without.
+    Where a deterministic backward was measured, also attngen with turns over attngen without; with `against`, also the
+    kept share of all pairs and attngen over that peer.
     """
     names = columns(rows)
     ordered = any(r.ratio_to_unordered is not None for r in rows)
-    header = ["cell", *names, "attngen / best peer", *(["/ unordered"] if ordered else []), "matmul"]
+    header = [
+        "cell", *(["kept"] if against else []), *names, "attngen / best peer", *([f"/ {against}"] if against else []),
+        *(["/ unordered"] if ordered else []), "matmul",
+    ]  # fmt: skip
     body = []
     for r in rows:
-        row = [r.label]
+        row = [r.label, *([f"{r.kept_share:.3f}"] if against else [])]
         for n in names:
             if n in r.tflops:
                 low, high = r.spread[n]
                 row.append(f"{r.tflops[n]:.0f} ±{(high - low) / 2:.0f}")
             else:
                 row.append("-")
-        ratios = [r.ratio, *([r.ratio_to_unordered] if ordered else [])]
+        ratios = [
+            r.ratio, *([r.over(against)] if against else []), *([r.ratio_to_unordered] if ordered else [])
+        ]  # fmt: skip
         row += [*(f"{x:.3f}" if x is not None else "-" for x in ratios), f"{r.ceiling:.0f}"]
         body.append(row)
     return header, body
 
 
-def markdown(rows: Sequence[Row], machine: dict[str, str]) -> str:
-    """The table for a document, with the machine above it."""
-    header, body = cells(rows)
-    lines = [f"Measured on {'; '.join(f'{k} {v}' for k, v in machine.items())}.", ""]
-    lines += ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    lines += ["| " + " | ".join(row) + " |" for row in body]
+def memory_cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Header and text rows of memory, where a backward was measured: what shapes say, and what each kernel held.
+
+    Nothing of a peak is in `inputs`, which exist before; `N x N` is one matrix of scores, which is in no sum.
+    """
+    measured = [(r, r.memory) for r in rows if r.memory is not None and any(r.peak_bytes.values())]
+    names = list(dict.fromkeys(n for r, _ in measured for n in r.peak_bytes))
+    header = ["memory", "inputs", "O", "gradients", "fp32 dQ", "statistics", "their sum", *names, "N x N"]
+    body = []
+    for r, m in measured:
+        parts = (m.inputs, m.output, m.gradients, m.dq_fp32, m.statistics, m.made)
+        peaks = [megabytes(r.peak_bytes[n]) if n in r.peak_bytes else "-" for n in names]
+        body.append([r.label, *map(megabytes, parts), *peaks, megabytes(m.square)])
+    return header, body
+
+
+def markdown(rows: Sequence[Row], machine: dict[str, str], against: str | None = None) -> str:
+    """The table for a document, with the machine above it; of a backward, the table of memory below."""
+    lines = [f"Measured on {'; '.join(f'{k} {v}' for k, v in machine.items())}.", "", *_table(*cells(rows, against))]
+    header, body = memory_cells(rows)
+    if body:
+        lines += ["", "Memory of one forward and backward beside its inputs:", "", *_table(header, body)]
     return "\n".join([*lines, ""])
+
+
+def _table(header: list[str], body: list[list[str]]) -> list[str]:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return [*lines, *("| " + " | ".join(row) + " |" for row in body)]
+
+
+def line(row: Row, against: str | None = None) -> str:
+    """One cell in a line, for the reader who waits: time and TFLOP/s of each kernel, the ratio, what did not run."""
+    kernels = [f"{n} {v:.0f} TFLOP/s ({row.milliseconds[n]:.3f} ms)" for n, v in row.tflops.items()]
+    ratio = row.over(against) if against else row.ratio
+    said = [f"/ {against or 'best peer'} {ratio:.3f}"] if ratio is not None else []
+    return ", ".join([*kernels, *said, *(f"{n}: {why}" for n, why in row.absent.items())])
 
 
 def absences(rows: Sequence[Row]) -> list[str]:
@@ -83,9 +120,15 @@ def absences(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def summary(rows: Sequence[Row]) -> list[str]:
-    """Geometric mean and worst cell of attngen over the best peer by head dims, and of turns; memory of a backward."""
+def summary(rows: Sequence[Row], against: str | None = None) -> list[str]:
+    """Geometric mean and worst cell of attngen over the best peer by head dims, and of turns; memory of a backward.
+
+    With `against`, first those of attngen over that peer, over all cells.
+    """
     groups: dict[str, list[tuple[float, str]]] = {}
+    for r in rows:
+        if against is not None and (over := r.over(against)) is not None:
+            groups.setdefault(f"{r.direction}, attngen / {against}", []).append((over, r.label))
     for r in rows:
         dims = next((word for word in r.label.split() if word[:1] == "d" and word[1:2].isdigit()), r.spec)
         if r.ratio is not None:
@@ -97,9 +140,19 @@ def summary(rows: Sequence[Row]) -> list[str]:
         mean, worst = math.exp(sum(math.log(x) for x, _ in found) / len(found)), min(found)
         lines.append(f"{name}: geomean {mean:.3f}, worst {worst[0]:.3f} ({worst[1]})")
     held = max((r for r in rows if r.peak_bytes), key=lambda r: max(r.peak_bytes.values()), default=None)
-    if held is not None and any(held.peak_bytes.values()):
-        each = ", ".join(f"{n} {b / 1e6:.0f} MB" for n, b in held.peak_bytes.items())
-        lines.append(f"memory of one forward and backward beside its inputs, {held.label}: {each}")
+    return [*lines, *(_memory(held) if held is not None and any(held.peak_bytes.values()) else ())]
+
+
+def _memory(r: Row) -> list[str]:
+    each = ", ".join(f"{n} {megabytes(b)}" for n, b in r.peak_bytes.items())
+    lines = [f"memory of one forward and backward beside its inputs, {r.label}: {each}"]
+    m = r.memory
+    if m is not None:
+        lines.append(
+            f"from shapes: {megabytes(m.made)} = O {megabytes(m.output)} + dQ, dK, dV {megabytes(m.gradients)} "
+            f"+ fp32 dQ {megabytes(m.dq_fp32)} + LSE, D and scaled LSE {megabytes(m.statistics)}; inputs "
+            f"{megabytes(m.inputs)}; one N x N matrix would be {megabytes(m.square)}"
+        )
     return lines
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attngen.bench import timing
 from attngen.bench.backward import backward_of, keep_for_many, leaves, peak_bytes
 from attngen.bench.cells import Cell
+from attngen.bench.memory import Memory, expected
 from attngen.bench.peers import PEERS, Call, Case, Unsupported
 from attngen.bench.recognize import features
+
+if TYPE_CHECKING:
+    from attngen.samples import Shape
 
 OURS = "attngen"
 #: Our backward without turns, beside a deterministic one.
@@ -34,8 +38,9 @@ class Row:
     absent: dict[str, str] = field(default_factory=dict)
     ceiling: float = 0.0
     direction: str = "forward"
-    #: Backward: memory that one forward and backward took beside its inputs.
+    #: Backward: memory that one forward and backward took beside its inputs, and what it should be.
     peak_bytes: dict[str, int] = field(default_factory=dict)
+    memory: Memory | None = None
 
     @property
     def best_peer(self) -> str | None:
@@ -46,7 +51,11 @@ class Row:
     @property
     def ratio(self) -> float | None:
         """Ours over the best peer."""
-        return self.tflops[OURS] / self.tflops[self.best_peer] if self.best_peer and OURS in self.tflops else None
+        return self.over(self.best_peer) if self.best_peer else None
+
+    def over(self, peer: str) -> float | None:
+        """Ours over this peer; None where one of them did not run."""
+        return self.tflops[OURS] / self.tflops[peer] if peer in self.tflops and OURS in self.tflops else None
 
     @property
     def ratio_to_unordered(self) -> float | None:
@@ -68,27 +77,20 @@ def measure(
     device: str = "cuda",
     ceiling_size: int = 8192,
     backward: bool = False,
+    captured: Callable[[Shape], dict[str, Any]] | None = None,
 ) -> Row:
     """Measure one cell on the current CUDA device. A kernel that cannot run is in `absent` with its reason.
 
     `backward`: the gradients of q, k and v are timed, everything that is launched for them, without the forward; a
     deterministic spec is measured without turns too.
+    `captured` gives the values of captured tensors, on the CPU; without it they are drawn from the seed.
     `device="cpu"` measures the CPU reference and torch's CPU attention, for trying the benchmark itself.
     """
     import torch
 
-    from attngen import samples
-
-    shape = samples.Shape(cell.batch, cell.heads_q, cell.heads_kv, cell.seqlen_q, cell.seqlen_kv)
-    q, k, v = samples.qkv(cell.spec, shape, device=device, seed=seed)
-    tensors = samples.tensors(cell.spec, shape, device=device, seed=seed)
-    values = dict(params)
-    if backward:
-        q, k, v = leaves(q, k, v)
-    case = Case(cell, features(cell.spec, values), q, k, v, values, tensors)
-    pairs = kept_pairs(cell, values, tensors)
-    row = Row(cell.label, cell.spec.name, shape.__dict__.copy(), pairs / max(1, cell.seqlen_q * cell.seqlen_kv))
-    row.direction = "backward" if backward else "forward"
+    case, row = _case(cell, params, device, seed, backward, captured)
+    pairs = kept_pairs(cell, case.params, case.tensors)
+    row.kept_share = pairs / max(1, cell.seqlen_q * cell.seqlen_kv)
     calls = _prepare(case, peers, row, build, target, seed)
     slots = [timing.Slot(name, call) for name, call in calls.items()]
     ceiling, ceiling_flops = timing.matmul_slot(device, ceiling_size)
@@ -102,10 +104,54 @@ def measure(
         row.spread[slot.name] = (flops / t.high_ms / 1e9, flops / t.low_ms / 1e9)
         if with_host:
             row.host_us[slot.name] = timing.host_us(slot.call, max(20, min(300, int(20 / max(t.median_ms, 1e-3)))))
-    del slots, calls, case, q, k, v, tensors
+    del slots, calls, case
     if device == "cuda":
         torch.cuda.empty_cache()
     return row
+
+
+def rehearse(
+    cell: Cell,
+    peers: Sequence[str],
+    params: Mapping[str, Any],
+    target: str | None,
+    seed: int,
+    backward: bool,
+    captured: Callable[[Shape], dict[str, Any]] | None,
+) -> dict[str, str]:
+    """Call everything that `measure` would, once, so that what is compiled on the way lies in the caches on disk.
+
+    For processes of their own beside the one that measures. Returns the reasons of what did not run.
+    """
+    case, row = _case(cell, params, "cuda", seed, backward, captured)
+    _prepare(case, peers, row, None, target, seed)
+    return row.absent
+
+
+def _case(
+    cell: Cell,
+    params: Mapping[str, Any],
+    device: str,
+    seed: int,
+    backward: bool,
+    captured: Callable[[Shape], dict[str, Any]] | None,
+) -> tuple[Case, Row]:
+    """The arguments of a cell, and its row with nothing measured."""
+    from attngen import samples
+
+    shape = samples.Shape(cell.batch, cell.heads_q, cell.heads_kv, cell.seqlen_q, cell.seqlen_kv)
+    q, k, v = samples.qkv(cell.spec, shape, device=device, seed=seed)
+    tensors = samples.tensors(cell.spec, shape, device=device, seed=seed)
+    if captured is not None:
+        tensors |= {n: x.to(device) for n, x in captured(shape).items()}
+    values = dict(params)
+    if backward:
+        q, k, v = leaves(q, k, v)
+    row = Row(cell.label, cell.spec.name, shape.__dict__.copy(), 0.0)
+    row.direction = "backward" if backward else "forward"
+    if backward:
+        row.memory = expected(cell, tensors)
+    return Case(cell, features(cell.spec, values), q, k, v, values, tensors), row
 
 
 def _prepare(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,11 +17,23 @@ if TYPE_CHECKING:
 
     from attngen.bench.cells import Cell
     from attngen.bench.runner import Row
+    from attngen.bench.variants import Captured
+
+PEERS_DEFAULT, VARIANT_PEERS = "fa3,fa4,cudnn,fa2,flex", "flex,fa4,cudnn"
+
+
+@dataclass(frozen=True)
+class Work:
+    """A cell with the values of its params, and of its captured tensors where they are not drawn from the seed."""
+
+    cell: Cell
+    params: dict[str, Any] = field(default_factory=dict)
+    captured: Captured | None = None
 
 
 def bench(
     spec: Annotated[
-        str | None, typer.Argument(metavar="[SPEC]", help="A .attn file; not needed with --grid.", show_default=False)
+        str | None, typer.Argument(metavar="[SPEC]", help="A .attn file; none with a grid.", show_default=False)
     ] = None,
     name: common.Name = None,
     target: common.Target = None,
@@ -45,11 +59,24 @@ def bench(
         list[str] | None, typer.Option("--param", help="NAME=VALUE of a run-time param; repeatable.")
     ] = None,
     peers: Annotated[
-        str, typer.Option("--peers", help="fa3,fa4,cudnn,fa2,flex or a part of them.")
-    ] = "fa3,fa4,cudnn,fa2,flex",
+        str | None,
+        typer.Option(
+            "--peers", help="fa3,fa4,cudnn,fa2,flex or a part of them (default: all; of variants flex,fa4,cudnn)."
+        ),
+    ] = None,
     grid: Annotated[
         bool, typer.Option("--grid", help="The usual grid: head dims 64 to 256, full and causal, 1K to 32K.")
     ] = False,
+    variants: Annotated[
+        bool,
+        typer.Option("--variants", help="The grid of masks and scores, beside FlexAttention: 16K rows, batch 2."),
+    ] = False,
+    only: Annotated[
+        str | None, typer.Option("--only", help="Of the variants, those whose names begin so, e.g. window,softcap.")
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=0, max=64, help="Compile all cells beforehand, in so many processes.")
+    ] = 0,
     backward: Annotated[
         bool, typer.Option("--backward", help="Measure the gradients of q, k and v in place of the forward.")
     ] = False,
@@ -65,10 +92,15 @@ def bench(
     markdown: Annotated[bool, typer.Option("--markdown", help="The table as Markdown.")] = False,
 ) -> None:
     """Measure kernels side by side: random order, each warmed by itself, median of rounds, with the matmul ceiling."""
+    from attngen import samples
     from attngen.bench.peers import PEERS
+    from attngen.bench.variants import AGAINST
 
-    if (spec is None) == (not grid):
-        raise common.Usage("give one SPEC to measure, or --grid for the usual grid")
+    if (spec is not None) + grid + variants != 1:
+        raise common.Usage("give one SPEC to measure, or --grid for the usual grid, or --variants")
+    if only is not None and not variants:
+        raise common.Usage("--only picks rows of --variants")
+    peers = peers if peers is not None else VARIANT_PEERS if variants else PEERS_DEFAULT
     chosen = [p.strip() for p in peers.split(",") if p.strip()]
     for unknown in (p for p in chosen if p not in PEERS):
         raise common.Usage(f"no peer {common.printable(unknown)!r}; there are {', '.join(PEERS)}")
@@ -86,14 +118,23 @@ def bench(
     )
     given = common.settings_of(param or [], "--param")
     shapes = {"batch": batch, "heads_q": heads, "heads_kv": heads_kv, "seqlen_kv": seqlen_kv}
-    if spec is not None:
-        cells = list(_spec_cells(spec, name, lengths, changes, shapes))
+    if variants:
+        work = list(_variant_cells(only, lengths if seqlen is not None else None, changes, given))
     else:
-        cells = [*_grid_cells(lengths, changes), *(_extra_cells(lengths, changes) if backward else ())]
+        cells = (
+            list(_spec_cells(spec, name, lengths, changes, shapes))
+            if spec is not None
+            else [*_grid_cells(lengths, changes), *(_extra_cells(lengths, changes) if backward else ())]
+        )
+        work = [Work(c, samples.params(c.spec, given)) for c in cells]
     _need_gpu()
-    direction = "backward" if backward else "forward"
-    settings = {"rounds": rounds or (3 if quick else 7), "seed": seed, "peers": chosen, "direction": direction}
-    rows = _measure_all(cells, chosen, given, settings, target, host, save)
+    settings = {
+        "rounds": rounds or (3 if quick else 7), "seed": seed, "peers": chosen,
+        "direction": "backward" if backward else "forward", "against": AGAINST if variants else None,
+    }  # fmt: skip
+    if jobs:
+        _rehearse(work, settings, target, jobs)
+    rows = _measure_all(work, settings, target, host, save)
     _publish(rows, settings, as_json, plot, markdown)
     if any("attngen" not in r.tflops for r in rows):
         raise typer.Exit(common.SPEC)
@@ -161,6 +202,26 @@ def _extra_cells(lengths: tuple[int, ...], changes: dict[str, object]) -> Iterat
         yield usual_cell(turns, length)
 
 
+def _variant_cells(
+    only: str | None, lengths: tuple[int, ...] | None, changes: dict[str, object], given: dict[str, str]
+) -> Iterator[Work]:
+    from attngen import samples
+    from attngen.bench.variants import SEQLEN, chosen
+
+    try:
+        rows = chosen(only)
+    except KeyError as unknown:
+        titles = ", ".join(v.title for v in chosen(None))
+        raise common.Usage(
+            f"no variant begins with {common.printable(unknown.args[0])!r}; there are {titles}"
+        ) from None
+    for length in lengths or (SEQLEN,):
+        for row in rows:
+            cell = row.cell(changes, length)
+            mine = {n: v for n, v in given.items() if n in {p.name for p in cell.spec.params}}
+            yield Work(cell, samples.params(cell.spec, {**row.params, **mine}), row.captured)
+
+
 def _need_gpu() -> None:
     import torch
 
@@ -170,36 +231,40 @@ def _need_gpu() -> None:
         )
 
 
+def _rehearse(work: list[Work], settings: dict[str, Any], target: str | None, jobs: int) -> None:
+    from attngen.bench.rehearsal import rehearse_all
+
+    backward, peers, seed = settings["direction"] == "backward", settings["peers"], settings["seed"]
+    common.say(f"compiling {len(work)} cells in {jobs} processes")
+    listed = [(w.cell, (peers, w.params, target, seed, backward, w.captured)) for w in work]
+    rehearse_all(listed, jobs, common.say)
+
+
 def _measure_all(
-    cells: list[Cell],
-    peers: list[str],
-    given: dict[str, str],
-    settings: dict[str, Any],
-    target: str | None,
-    host: bool,
-    save: str | None,
+    work: list[Work], settings: dict[str, Any], target: str | None, host: bool, save: str | None
 ) -> list[Row]:
-    """Measure cell by cell. The JSON is written after each: a run that is cut short keeps what it has."""
-    from attngen import samples
+    """Measure cell by cell. Each is told, and the JSON written, at once: a run that is cut short keeps what it has."""
+    from attngen.bench import report
     from attngen.bench.runner import measure
 
     rows: list[Row] = []
-    for number, cell in enumerate(cells, 1):
-        common.say(f"[{number}/{len(cells)}] {cell.label}")
-        params = samples.params(cell.spec, given)
-        rounds, seed = settings["rounds"], settings["seed"]
+    for number, w in enumerate(work, 1):
+        common.say(f"[{number}/{len(work)}] {w.cell.label}")
+        begun = time.perf_counter()
         rows.append(
             measure(
-                cell,
-                peers,
-                params=params,
-                rounds=rounds,
-                seed=seed,
+                w.cell,
+                settings["peers"],
+                params=w.params,
+                rounds=settings["rounds"],
+                seed=settings["seed"],
                 target=target,
                 with_host=host,
                 backward=settings["direction"] == "backward",
+                captured=w.captured,
             )
         )
+        common.say(f"  {report.line(rows[-1], settings['against'])} [{time.perf_counter() - begun:.1f} s]")
         if save is not None:
             common.write_text(save, _document(rows, settings))
     return rows
@@ -221,13 +286,13 @@ def _publish(rows: list[Row], settings: dict[str, Any], as_json: bool, plot: str
     if as_json:
         common.write_text("-", _document(rows, settings))
     elif markdown:
-        common.write_text("-", report.markdown(rows, about))
+        common.write_text("-", report.markdown(rows, about, settings["against"]))
     else:
-        header, body = report.cells(rows)
+        header, body = report.cells(rows, settings["against"])
         common.table(header, body)
         machine_words = "; ".join(f"{k} {v}" for k, v in about.items())
         common.say(f"TFLOP/s of the kept pairs; ± is half the spread of the rounds; {machine_words}")
-    for line in report.summary(rows) if len(rows) > 1 or rows[0].peak_bytes else ():
+    for line in report.summary(rows, settings["against"]) if len(rows) > 1 or rows[0].peak_bytes else ():
         common.say(line)
     for line in report.absences(rows):
         common.say(f"not in the table: {line}")

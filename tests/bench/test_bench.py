@@ -398,3 +398,227 @@ def test_the_grid_of_the_backward() -> None:
     assert "causal d128 4K b8 h16/2" in labels and "causal d128 16K b2 h16 deterministic" in labels
     assert len(set(labels)) == len(labels) == 2 * 2 * 4 + 2 + 3
     assert command._lengths(None, False, True) == (1024, 4096, 16384, 32768)
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_memory_from_shapes() -> None:
+    """What the issue names: S 32K, d 128, 32 heads, bf16."""
+    from attngen.bench.memory import expected, megabytes
+
+    cell = cells.Cell(example("causal"), 1, 32, 32, 32768, 32768)
+    m = expected(cell, {"t": torch.zeros(5, dtype=torch.int32)})
+    tensor = 32768 * 32 * 128 * 2
+    assert (m.inputs, m.output, m.gradients) == (4 * tensor + 20, tensor, 3 * tensor)
+    assert (m.dq_fp32, m.statistics) == (2 * tensor, 3 * 4 * 32 * 32768)
+    assert m.made == 6 * tensor + m.statistics == m.as_json()["made"] and m.square == 2 * 32 * 32768**2
+    assert megabytes(m.square) == "68.7 GB" and megabytes(m.made) == "1623 MB"
+    grouped = expected(cells.Cell(example("mla"), 2, 8, 2, 100, 300), {})
+    assert grouped.gradients == 2 * 2 * (8 * 100 * 192 + 2 * 300 * (192 + 128))
+    assert grouped.output == 2 * 2 * 8 * 100 * 128 and grouped.square == 2 * 2 * 8 * 100 * 300
+
+
+def test_memory_agrees_with_what_the_launcher_allocates() -> None:
+    """The workspace is fp32 dQ and two statistics for each row, rounded up to tiles: see Backward._launch."""
+    from attngen.bench.memory import expected
+    from attngen.search_backward import plan_backward
+
+    for name in ("causal", "gpt_oss", "mla"):
+        spec = example(name)
+        cell = cells.usual_cell(spec, 4096)
+        m = expected(cell, {})
+        for plan in plan_backward(spec).plans:
+            tiles = -(-cell.seqlen_q // plan.compute.tile_m)
+            workspace = 4 * cell.batch * cell.heads_q * tiles * plan.memory.workspace_per_tile
+            needed = m.dq_fp32 + m.statistics * 2 // 3
+            assert needed <= workspace <= 1.02 * needed, (name, plan.name)
+
+
+def test_memory_is_shown() -> None:
+    from attngen.bench.memory import expected
+
+    made = rows()
+    assert report.memory_cells(made)[1] == [] and "Memory" not in report.markdown(made, {})
+    made[1].memory = expected(cells.Cell(example("causal"), 1, 32, 32, 32768, 32768), {})
+    made[1].peak_bytes = {"attngen": 1_650_000_000, "fa4": 2_100_000_000}
+    header, body = report.memory_cells(made)
+    assert header[-4:] == ["their sum", "attngen", "fa4", "N x N"]
+    assert len(body) == 1 and body[0][-4:] == ["1623 MB", "1650 MB", "2100 MB", "68.7 GB"]
+    assert "| memory | inputs | O |" in report.markdown(made, {})
+    said = report.summary(made)
+    assert said[-2].endswith("attngen 1650 MB, fa4 2100 MB") and "one N x N matrix would be 68.7 GB" in said[-1]
+    assert report.as_json(made, {}, {})["rows"][1]["memory"]["made"] == made[1].memory.made
+
+
+# ---- variants --------------------------------------------------------------------------------------------------------
+
+
+#: Kept share of all pairs of each row, from its definition (i query, j key, N = 16384).
+SHARES = {
+    "causal": 0.5, "window 1024": 0.0606, "documents 1500": 0.0455, "prefix 4096": 0.5313, "ALiBi causal": 0.5,
+    "softcap causal": 0.5, "relative": 1.0, "window 128, sinks": 0.0078,
+}  # fmt: skip
+
+
+def test_the_grid_of_variants() -> None:
+    from attngen.bench.variants import VARIANTS
+
+    found = {v.title: v.cell({}) for v in VARIANTS}
+    assert list(found) == list(SHARES)
+    for title, cell in found.items():
+        wide = title != "window 128, sinks"
+        assert (cell.batch, cell.heads_q, cell.heads_kv) == (2, 16 if wide else 32, 16 if wide else 32)
+        assert (cell.seqlen_q, cell.seqlen_kv, cell.spec.head_dim_qk) == (16384, 16384, 128 if wide else 64)
+        assert cell.label.startswith(f"{title} d{128 if wide else 64} 16K b2")
+
+
+@pytest.mark.parametrize("title", SHARES)
+def test_variants_mean_what_they_say(title) -> None:
+    """The mask of each row against its definition, at 4500 rows, and the values of its score."""
+    from attngen.bench.variants import VARIANTS
+
+    (row,) = (v for v in VARIANTS if v.title == title)
+    n = 4500
+    cell = cells.with_shape(row.cell({}), batch=1, seqlen_q=n, seqlen_kv=n)
+    shape = samples.Shape(1, cell.heads_q, cell.heads_kv, n, n)
+    params = samples.params(cell.spec, row.params)
+    tensors = samples.tensors(cell.spec, shape) | (row.captured(shape) if row.captured else {})
+    i, j = torch.arange(n)[:, None], torch.arange(n)[None, :]
+    keep = {
+        "window 1024": (i - j >= 0) & (i - j <= 1024),
+        "documents 1500": (j <= i) & (i // 1500 == j // 1500),
+        "prefix 4096": (j <= i) | (j < 4096),
+        "relative": torch.ones(n, n, dtype=torch.bool),
+        "window 128, sinks": (i - j >= 0) & (i - j < 128),
+    }.get(title, j <= i)
+    assert kept_pairs(cell, params, tensors) == float(keep.sum())
+    if title == "ALiBi causal":
+        assert tensors["slopes"][0] == 2.0**-0.5 and tensors["slopes"][15] == 2.0**-8
+    mask_mod, score_mod = flex.mods(Case(cell, features(cell.spec, params), i, j, i, params, tensors))
+    s, b, h = torch.tensor(7.0), torch.tensor(0), torch.tensor(3)
+    near, far = torch.tensor(1000), torch.tensor(900)
+    assert bool(mask_mod(b, h, near, far)) is bool(keep[1000, 900]) if mask_mod else title == "relative"
+    value = {
+        "ALiBi causal": 7.0 - 2.0**-2 * 100, "softcap causal": 30 * torch.tanh(torch.tensor(7 / 30)).item(),
+        "relative": 7.0 - 0.1,
+    }.get(title)  # fmt: skip
+    assert (score_mod is None) == (value is None)
+    assert value is None or float(score_mod(s, b, h, near, far)) == pytest.approx(value)
+
+
+def test_rows_of_the_variants_are_picked() -> None:
+    from attngen.bench.variants import VARIANTS, chosen
+
+    assert chosen(None) == VARIANTS
+    assert [v.title for v in chosen("window, Soft")] == ["window 1024", "softcap causal", "window 128, sinks"]
+    with pytest.raises(KeyError):
+        chosen("causal,banana")
+
+
+@pytest.mark.parametrize("title", ["window 1024", "documents 1500", "window 128, sinks"])
+def test_the_flex_call_of_a_variant(monkeypatch, title) -> None:
+    """Block mask, mods, scale, grouped heads, sink, layout: the call itself, its graph run by torch's own operators."""
+    import functools
+
+    from attngen.bench import variants
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(variants, "DOCUMENT", 100)
+    (row,) = (v for v in variants.VARIANTS if v.title == title)
+    n = 300
+    shape = samples.Shape(2, 4, 2, n, n)
+    cell = cells.with_shape(row.cell({}), batch=2, heads_q=4, heads_kv=2, seqlen_q=n, seqlen_kv=n)
+    params = samples.params(cell.spec, {"window": 33} if row.params else {})
+    tensors = samples.tensors(cell.spec, shape) | (row.captured(shape) if row.captured else {})
+    q, k, v = samples.qkv(cell.spec, shape, dtype=torch.float32)
+    case = Case(cell, features(cell.spec, params), q, k, v, params, tensors)
+    got = PEERS["flex"].prepare(case)()
+    exact = dense.attention(cell.spec, q, k, v, params=params, tensors=tensors).o
+    assert got.shape == exact.shape and float((got - exact).abs().max()) < 2e-5
+    blocks = flex.block_mask(case, flex.mods(case)[0])
+    assert blocks.shape == (2 if title == "documents 1500" else 1, 1, n, n) and blocks.sparsity() > 0
+
+
+def test_report_of_variants() -> None:
+    made = rows()
+    for r in made:
+        r.tflops["flex"] = 200.0
+        r.spread["flex"], r.milliseconds["flex"] = (190.0, 210.0), 2.0
+    header, body = report.cells(made, "flex")
+    assert header == ["cell", "kept", "attngen", "fa3", "flex", "attngen / best peer", "/ flex", "matmul"]
+    assert body[0][1] == "0.500" and body[0][-2] == "3.500" and body[1][-2] == "1.500"
+    assert report.summary(made, "flex")[0] == (
+        f"forward, attngen / flex: geomean {(3.5 * 1.5) ** 0.5:.3f}, worst 1.500 (causal d128 2K b32 h16)"
+    )
+    assert report.as_json(made, {}, {})["rows"][0]["ratios"] == {"fa3": pytest.approx(700 / 650), "flex": 3.5}
+    assert report.line(made[0], "flex").startswith("attngen 700 TFLOP/s (1.000 ms), fa3 650")
+    assert "/ flex 3.500, fa4: not installed" in report.line(made[0], "flex")
+    del made[1].tflops["flex"]
+    assert report.cells(made, "flex")[1][1][-2] == "-" and "geomean 3.500" in report.summary(made, "flex")[0]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tries the command itself, on the CPU")
+@pytest.mark.parametrize("backward", [False, True])
+def test_the_command_measures_variants(monkeypatch, tmp_path, backward) -> None:
+    """Small rows; FlexAttention's place is taken by one that fails in a cell: the others are measured and saved."""
+    import functools
+
+    from typer.testing import CliRunner
+
+    from attngen.bench import flex, runner, timing, variants
+    from attngen.cli import bench as command
+    from attngen.cli.main import app
+
+    def call(case: Case):
+        if case.cell.title == "relative":
+            raise RuntimeError("planted")
+        arguments = {"params": case.params, "tensors": case.tensors}
+        return lambda: dense.attention(case.cell.spec, case.q, case.k, case.v, **arguments).o.to(case.q.dtype)
+
+    for module, name, value in (
+        (command, "_need_gpu", lambda: None), (timing, "SLOT_MS", 1.0), (timing, "WARM_MS", 0.1), (flex, "call", call),
+        (variants, "SEQLEN", 32), (variants, "WIDTH", 256), (variants, "BATCH", 1),
+        (runner, "measure", functools.partial(runner.measure, device="cpu", ceiling_size=64)),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, value)
+    out, line = tmp_path / "v.json", ["bench", "--variants", "--rounds", "1", "--markdown", "--peers", "flex"]
+    line += ["--seqlen", "32", "--save", str(out), *(["--backward"] if backward else [])]
+    done = CliRunner().invoke(app, [*line, "--only", "alibi,relative,documents,window 128"])
+    assert done.exit_code == 0, done.stderr
+    direction = "backward" if backward else "forward"
+    assert f"{direction}, attngen / flex: geomean" in done.stderr and "[4/4] window 128, sinks d64 32 b1" in done.stderr
+    assert "flex: failed: RuntimeError: planted" in done.stderr and "| / flex |" in done.stdout
+    document = json.loads(out.read_text())
+    assert [bool(r["ratios"]) for r in document["rows"]] == [True, True, False, True]
+    assert document["settings"]["against"] == "flex" and document["rows"][0]["direction"] == direction
+    assert CliRunner().invoke(app, [*line, "--only", "banana"]).exit_code == 2
+    assert CliRunner().invoke(app, ["bench", "--grid", "--only", "causal"]).exit_code == 2
+    assert CliRunner().invoke(app, ["bench", "--grid", "--variants"]).exit_code == 2
+
+
+def rehearsed(cell: cells.Cell, what: str) -> dict[str, str]:
+    """In a process of its own."""
+    import os
+    import time
+
+    if what == "dies":
+        raise ValueError("planted")
+    if what == "hangs":
+        time.sleep(60)
+    return {"flex": f"failed: in {os.getpid()}"} if what == "absent" else {}
+
+
+def test_rehearsals_run_beside_and_cost_nothing_when_they_fail() -> None:
+    import os
+    import time
+
+    from attngen.bench.rehearsal import rehearse_all
+
+    cell, said = cells.usual_cell(example("causal"), 1024), []
+    rehearse_all([(cell, (w,)) for w in ("fine", "absent", "dies")], 2, said.append, rehearse=rehearsed)
+    assert len(said) == 3 and sum("ValueError: planted" in line for line in said) == 1
+    assert sum("flex failed: in" in line for line in said) == 1 and str(os.getpid()) not in "".join(said)
+    begun = time.perf_counter()
+    rehearse_all([(cell, ("hangs",))], 1, said.append, rehearse=rehearsed, timeout_s=1.0)
+    assert "1 cells are still compiling" in said[-1] and time.perf_counter() - begun < 30
