@@ -9,17 +9,37 @@ same, and compiles then.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from typing import Any
+from typing import Any, TypeVar
 
 from attngen.bench.cells import Cell
 
 #: What `runner.rehearse` takes beside the cell.
 Arguments = tuple[Any, ...]
+Work = TypeVar("Work")
+#: Set to 1, FlashAttention-4 keeps what it compiles.
+_FA4_KEEPS = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
 #: Seconds after which the measurements start, whatever is still compiling.
 TIMEOUT_S = 120.0
+
+
+def kept_by(peers: Sequence[str]) -> tuple[str, ...]:
+    """Of the peers, those whose compiled code another process finds: calling the others beforehand gains nothing."""
+    return tuple(p for p in peers if p == "flex" or (p == "fa4" and os.environ.get(_FA4_KEEPS) == "1"))
+
+
+def distinct(work: Sequence[Work], cell: Callable[[Work], Cell], peers: Sequence[str]) -> list[Work]:
+    """Of work that compiles the same, the first: our kernels serve all shapes, those of peers one."""
+    if kept_by(peers):
+        return list(work)
+    found: list[Work] = []
+    for w in work:
+        if all(cell(w).spec != cell(f).spec for f in found):
+            found.append(w)
+    return found
 
 
 def rehearse_all(

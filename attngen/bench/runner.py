@@ -118,12 +118,13 @@ def rehearse(
     seed: int,
     backward: bool,
     captured: Callable[[Shape], dict[str, Any]] | None,
+    device: str = "cuda",
 ) -> dict[str, str]:
     """Call everything that `measure` would, once, so that what is compiled on the way lies in the caches on disk.
 
     For processes of their own beside the one that measures. Returns the reasons of what did not run.
     """
-    case, row = _case(cell, params, "cuda", seed, backward, captured)
+    case, row = _case(cell, params, device, seed, backward, captured)
     _prepare(case, peers, row, None, target, seed)
     return row.absent
 

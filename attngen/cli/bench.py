@@ -232,12 +232,12 @@ def _need_gpu() -> None:
 
 
 def _rehearse(work: list[Work], settings: dict[str, Any], target: str | None, jobs: int) -> None:
-    from attngen.bench.rehearsal import rehearse_all
+    from attngen.bench.rehearsal import distinct, kept_by, rehearse_all
 
-    backward, peers, seed = settings["direction"] == "backward", settings["peers"], settings["seed"]
-    common.say(f"compiling {len(work)} cells in {jobs} processes")
-    listed = [(w.cell, (peers, w.params, target, seed, backward, w.captured)) for w in work]
-    rehearse_all(listed, jobs, common.say)
+    backward, peers, seed = settings["direction"] == "backward", kept_by(settings["peers"]), settings["seed"]
+    chosen = distinct(work, lambda w: w.cell, peers)
+    common.say(f"compiling {len(chosen)} cells in {jobs} processes")
+    rehearse_all([(w.cell, (peers, w.params, target, seed, backward, w.captured)) for w in chosen], jobs, common.say)
 
 
 def _measure_all(

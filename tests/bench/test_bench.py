@@ -597,6 +597,37 @@ def test_the_command_measures_variants(monkeypatch, tmp_path, backward) -> None:
     assert CliRunner().invoke(app, ["bench", "--grid", "--variants"]).exit_code == 2
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tries the benchmark itself, on the CPU")
+def test_a_rehearsal_calls_everything_once(monkeypatch) -> None:
+    from attngen.bench import runner
+    from attngen.bench.peers import Peer
+
+    called: list[Case] = []
+
+    def noted(case: Case):
+        return lambda: called.append(case) or case.q
+
+    monkeypatch.setitem(PEERS, "noted", Peer("noted", "", ("torch",), noted))
+    cell = cells.Cell(example("alibi"), 1, 2, 2, 40, 40)
+    monkeypatch.setitem(PEERS, "gone", Peer("gone", "", ("no_such_module_at_all",), lambda case: lambda: case.q))
+    absent = runner.rehearse(cell, ("noted", "gone"), {}, None, 0, False, lambda _: {"slopes": torch.ones(2)}, "cpu")
+    assert len(called) == 1 and torch.equal(called[0].tensors["slopes"], torch.ones(2))
+    assert absent["gone"] == "not installed" and "attngen" not in absent
+
+
+def test_what_is_rehearsed(monkeypatch) -> None:
+    from attngen.bench import rehearsal
+    from attngen.cli import bench as command
+
+    grid = list(command._grid_cells((1024, 4096), {}))
+    assert rehearsal.kept_by(["fa3", "fa4", "flex"]) == ("flex",)
+    alone = rehearsal.distinct(grid, lambda c: c, ["fa4", "cudnn"])
+    assert len(alone) == 8 and {c.seqlen_q for c in alone} == {1024}
+    assert rehearsal.distinct(grid, lambda c: c, ["flex"]) == grid
+    monkeypatch.setenv("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    assert rehearsal.kept_by(["fa4", "cudnn"]) == ("fa4",)
+
+
 def rehearsed(cell: cells.Cell, what: str) -> dict[str, str]:
     """In a process of its own."""
     import os

@@ -10,11 +10,16 @@ What is equal bit for bit, and what may differ:
 - dQ is summed in fp32 over KV tiles in the order in which CTAs come, on the GPU as in the checker: noise of fp32 sums,
   below the rounding to 16 bits. The ordered variant has one order, and must give equal bits in two runs of each.
 - A call that saturates nothing: V of ones and equal scores (q = 0) makes P, its sums and O exact in either: equal bits.
+
+With ATTNGEN_CHECKER_FIGURES=FILE the tests add what they saw to FILE, one JSON object a line and compared tensor;
+`PYTHONPATH=.:tests python tests/gpu/test_checker.py FILE` sums it up as Markdown.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -50,7 +55,53 @@ def on_both(function: Any, arguments: list[Any], outputs: list[int]) -> tuple[li
     return [device[n].cpu() for n in outputs], [arguments[n] for n in outputs]
 
 
+def figures(gpu: torch.Tensor, checker: torch.Tensor) -> dict[str, Any]:
+    """What differs, over the elements that are finite in both."""
+    finite = gpu.isfinite() & checker.isfinite()
+    a, b = gpu.double()[finite], checker.double()[finite]
+    return {
+        "dtype": str(gpu.dtype).removeprefix("torch."),
+        "elements": gpu.numel(),
+        "difference": float((a - b).abs().max()) if a.numel() else 0.0,
+        "largest": float(b.abs().max()) if b.numel() else 0.0,
+        "differing": int(((gpu != checker) & ~(gpu.isnan() & checker.isnan())).sum()),
+    }
+
+
+def record(name: str, gpu: torch.Tensor, checker: torch.Tensor) -> None:
+    """Add a line to the file of figures, if there is one: by one write, so that processes may share it."""
+    file = os.environ.get("ATTNGEN_CHECKER_FIGURES")
+    if file:
+        test = os.environ.get("PYTEST_CURRENT_TEST", "").split("::")[-1].removesuffix(" (call)")
+        with open(file, "a", encoding="utf-8") as out:
+            out.write(json.dumps({"test": test, "tensor": name, **figures(gpu, checker)}) + "\n")
+
+
+def summarize(lines: list[dict[str, Any]]) -> str:
+    """Markdown: a row for each test and tensor; below, the worst of each dtype.
+
+    A difference is relative to the tensor's largest element, as the bounds of `close` are.
+    """
+    rows = ["| test | tensor | dtype | elements | largest difference / largest element | elements that differ |"]
+    rows.append("|---|---|---|---|---|---|")
+    worst: dict[str, list[tuple[float, float]]] = {}
+    for x in lines:
+        relative, share = x["difference"] / (x["largest"] or 1.0), x["differing"] / max(1, x["elements"])
+        worst.setdefault(x["dtype"], []).append((relative, share))
+        shown = f"{relative:.1e}" if x["differing"] else "equal bits"
+        rows.append(f"| {x['test']} | {x['tensor']} | {x['dtype']} | {x['elements']} | {shown} | {share:.3%} |")
+    rows.append("")
+    for dtype, found in sorted(worst.items()):
+        equal = sum(share == 0 for _, share in found)
+        rows.append(
+            f"{dtype}: {len(found)} tensors, {equal} of equal bits, largest difference {max(r for r, _ in found):.1e} "
+            f"of the largest element, at most {max(s for _, s in found):.2%} of the elements"
+        )
+    return "\n".join(rows)
+
+
 def close(name: str, gpu: torch.Tensor, checker: torch.Tensor) -> None:
+    record(name, gpu, checker)
     assert torch.equal(gpu.isnan(), checker.isnan()), f"{name}: other elements are written"
     assert torch.equal(gpu.isinf(), checker.isinf()), f"{name}: other rows are empty"
     a, b = (x.double().masked_fill(~gpu.isfinite(), 0.0) for x in (gpu, checker))
@@ -97,6 +148,7 @@ def test_equal_bits_where_nothing_is_rounded(name: str) -> None:
     module = load_text(file.read_text(encoding="utf-8"), name)
     function = module.compile_plan(0, f"{OPTIONS} --dump-dir {_scratch().name}")
     (gpu,), (checker,) = on_both(function, forward_arguments(spec, SHAPE, equal_scores=True), [3])
+    record("o", gpu, checker)
     assert torch.equal(gpu, checker)
 
 
@@ -145,3 +197,7 @@ def backward_run(function: Any, made: backward_calls.Kernels, c: backward_calls.
         found, _ = backward_calls.run(made, c)
     assert len(taken) == 1
     return found
+
+
+if __name__ == "__main__":
+    print(summarize([json.loads(line) for line in Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()]))
