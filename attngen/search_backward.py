@@ -14,6 +14,7 @@ from attngen.ir.spec import AttentionSpec
 from attngen.passes.backward.compute import Candidate, plan_compute
 from attngen.passes.backward.cost import step_cost
 from attngen.passes.backward.memory import plan_memory
+from attngen.passes.backward.order import plan_order
 from attngen.passes.backward.schedule import plan_schedule
 from attngen.passes.backward.serves import why_not
 from attngen.passes.base import Reject
@@ -59,7 +60,7 @@ def plan_candidate(
         name=candidate.name,
         compute=compute,
         mask=plan_mask(form, 1),
-        schedule=plan_schedule(compute, memory, deterministic),
+        schedule=plan_schedule(compute, memory, deterministic, plan_order(spec, form, compute, deterministic)),
         memory=memory,
         launch=LaunchPlan(threads=128 * (n + 1), cluster=(1, 1, 1), launch_registers=sm90.LAUNCH_REGISTERS[n]),
         cost=step_cost(compute, gradient),

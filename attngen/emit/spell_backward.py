@@ -25,6 +25,7 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
     captured = spell_captured(plan_set, printer)
     outputs = tuple(o.name for o in captured.outputs)
     has_captured = bool(captured.gains)
+    descends = first.schedule.kv_order == "descending"
     has_slope = c.has_score and not gradient.is_identity and not has_captured
     score, slope = Formula("", "", ()), ""
     if c.has_score:
@@ -66,6 +67,9 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         deterministic=plan_set.deterministic,
         turn_words=TURN_WORDS,
         turns_note=", turns [tile][warpgroup]" if plan_set.deterministic else "",
+        turn_note="Higher tiles first" if descends else "Lower tiles first",
+        kv_descends=descends,
+        order_note=f"Group by group of heads, {'last' if descends else 'first'} keys first.",
         ds_stages=first.memory.ds_stages,
         splits_operands=c.splits_operands,
         orders_bulk_adds=plan_set.deterministic and not c.splits_operands,
@@ -97,6 +101,7 @@ def _tile(p: BackwardPlan) -> BackwardTile:
         dq_stages=p.memory.dq_stages,
         dq_transposed=p.compute.dq_transposed,
         drains=p.compute.drains,
+        group_ctas_per_sm=p.schedule.group_ctas_per_sm,
         producer_registers=p.schedule.roles[0].registers,
         consumer_registers=p.schedule.roles[-1].registers,
     )

@@ -203,6 +203,7 @@ class BackwardTile:
     dq_stages: int
     dq_transposed: bool
     drains: bool
+    group_ctas_per_sm: int
     producer_registers: int
     consumer_registers: int
 
@@ -215,6 +216,9 @@ class BackwardView(CommonView):
     deterministic: bool
     turn_words: int
     turns_note: str
+    turn_note: str
+    kv_descends: bool
+    order_note: str
     ds_stages: int
     splits_operands: bool
     orders_bulk_adds: bool

@@ -10,6 +10,8 @@ clauses walk all tiles from the first to the last that some clause touches, so t
 
 from __future__ import annotations
 
+from typing import Literal
+
 from attngen.ir.base import Node
 from attngen.ir.gradient import GradientForm
 from attngen.ir.plan import Buffer, Cost, LaunchPlan, MaskPlan, Rejected, SchedulePlan
@@ -84,13 +86,32 @@ class BackwardMemory(Node):
     workspace_per_tile: int
 
 
+class BackwardSchedule(SchedulePlan):
+    """Roles and ledger, and which KV tile a CTA takes.
+
+    CTAs are numbered group by group of (batch element, KV head) pairs, in a group KV tile by KV tile, and of a KV tile
+    pair by pair; the GPU starts them in the order of their numbers. `order` and `l2_group_bytes` say nothing here.
+    """
+
+    #: KV tiles of a pair in the order of their numbers; where additions to dQ take turns, the order of turns.
+    kv_order: Literal["ascending", "descending"]
+    #: Pairs are grouped evenly, in as few groups as keep to this many CTAs for each SM; 0: each pair is a group.
+    group_ctas_per_sm: int
+
+    def group_pairs(self, pairs: int, n_blocks: int, workers: int) -> int:
+        """How many (batch element, KV head) pairs a group has; `workers`: SMs. The last one may have fewer."""
+        most = max(1, self.group_ctas_per_sm * workers // n_blocks)
+        groups = -(-pairs // most)
+        return -(-pairs // groups)
+
+
 class BackwardPlan(Node):
     """One tile plan of the backward's main kernel; `prepare` and `finish` follow from it."""
 
     name: str
     compute: BackwardCompute
     mask: MaskPlan
-    schedule: SchedulePlan
+    schedule: BackwardSchedule
     memory: BackwardMemory
     launch: LaunchPlan
     cost: Cost

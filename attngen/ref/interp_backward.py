@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from attngen.ir.backward import BackwardPlanSet
+from attngen.ir.backward import BackwardPlanSet, BackwardSchedule
 from attngen.ir.expr import Atom
 from attngen.ir.gradient import Contribution, GradientKind
 from attngen.ref.binding import Binding, bind
@@ -86,24 +86,30 @@ def run(
     params: Mapping[str, Any] | None = None,
     tensors: Mapping[str, Tensor] | None = None,
     scale: float | None = None,
+    workers: int = 132,
 ) -> Result:
     """Run the plan that serves these lengths: gradients of a loss that has `do` and `dlse` (None: zero) for o and lse.
 
     q (B, Sq, Hq, D), k and v (B, Skv, Hkv, D[v]), o and do (B, Sq, Hq, Dv), lse and dlse (B, Hq, Sq), at least one row
-    and one key: a call without is not launched.
+    and one key: a call without is not launched. `workers`: SMs of the GPU, which say how heads are grouped.
     Raises: TurnError; ValueError for a call that is not launched; E0650 to E0652 as the dense meaning does.
     """
     bound = bind(plans.spec, q, k, v, params, tensors, scale)
     if not q.numel() or not k.numel():
         raise ValueError("a call without rows or keys launches nothing")
-    return _Execution(plans, bound, o.double(), lse.double(), do.double(), dlse).all()
+    return _Execution(plans, bound, o.double(), lse.double(), do.double(), dlse).all(workers)
 
 
-def launch_order(n_blocks: int, heads_kv: int, batch: int) -> Iterator[tuple[int, int, int]]:
-    """(batch element, KV head, n_block) of each CTA as they are launched: head by head, first keys first."""
-    for b in range(batch):
-        for h_kv in range(heads_kv):
-            for n in range(n_blocks):
+def launch_order(
+    schedule: BackwardSchedule, n_blocks: int, heads_kv: int, batch: int, workers: int
+) -> Iterator[tuple[int, int, int]]:
+    """(batch element, KV head, n_block) of each CTA as they are launched on so many SMs."""
+    pairs = [(b, h_kv) for b in range(batch) for h_kv in range(heads_kv)]
+    size = schedule.group_pairs(len(pairs), n_blocks, workers)
+    order = range(n_blocks) if schedule.kv_order == "ascending" else range(n_blocks - 1, -1, -1)
+    for start in range(0, len(pairs), size):
+        for n in order:
+            for b, h_kv in pairs[start : start + size]:
                 yield b, h_kv, n
 
 
@@ -159,8 +165,8 @@ class _Execution:
         whole[0][:, :, : self.seqlen_q], whole[1][:, :, : self.seqlen_q] = lse_log2, delta
         return whole
 
-    def all(self) -> Result:
-        for b, h_kv, n in launch_order(self.n_blocks, self.heads_kv, self.batch):
+    def all(self, workers: int) -> Result:
+        for b, h_kv, n in launch_order(self.plan.schedule, self.n_blocks, self.heads_kv, self.batch, workers):
             self.kv_tile(b, h_kv, n)
         dq, dk = self.dq * self.bound.scale, self.dk * self.bound.scale
         return Result(
@@ -264,7 +270,9 @@ class _Execution:
         touched = [t for t, _ in self.live(s.batch, s.head, s.m_block)]
         if not touched[s.n_block]:  # the one step of a KV tile that no query sees
             return False
-        number, counter = s.n_block - touched.index(True), self.counters[s.batch, s.head, s.m_block]
+        descends = self.plan.schedule.kv_order == "descending"
+        number = sum(touched[s.n_block + 1 :]) if descends else sum(touched[: s.n_block])
+        counter = self.counters[s.batch, s.head, s.m_block]
         if number != counter:
             raise TurnError(f"{s} has turn {number}, {int(counter)} are done")
         counter += 1

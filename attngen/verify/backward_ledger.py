@@ -44,7 +44,6 @@ _PLAIN = {
     "self.let_second_start": "let_second_start",
     "self.wait_turn": "wait_turn",
     "self.pass_turn": "pass_turn",
-    "self.add_in_turn": "add_in_turn",
 }
 _WITH_ARGUMENTS = frozenset(("bulk wait", "wgmma wait"))
 
@@ -154,16 +153,15 @@ def _own_keys(deterministic: bool) -> Events:
             "wgmma wait 0", *_release("do", "q", "ds"), "rings.dq_empty wait", "rings.dq_full publish",
         ),
         "store_dkv": _count(store, "fence shared", store, "bulk commit", "bulk wait 0 read=True"),
-        "add_dq": _count("rings.walk_full wait", "rings.dq_full wait", "rings.dq_empty arrive", "bulk wait 0"),
+        "add_dq": _count(
+            "rings.walk_full wait", "rings.dq_full wait", "bulk add", "bulk commit", "bulk wait 0 read=True",
+            "rings.dq_empty arrive", "bulk wait 0",
+        ),
     }  # fmt: skip
     if deterministic:
-        methods["add_dq"] += _count("add_in_turn")
-        methods["add_in_turn"] = _count(
-            "counter load acquire gpu", "counter load acquire gpu", "fence global", "bulk add", "bulk commit",
-            "bulk wait 0", "fence global", "counter atomic_add release gpu",
-        )  # fmt: skip
-    else:
-        methods["add_dq"] += _count("bulk add", "bulk commit", "bulk wait 0 read=True")
+        methods["add_dq"] += _count("wait_turn", "pass_turn")
+        methods["wait_turn"] = _count("counter load acquire gpu", "counter load acquire gpu", "fence global")
+        methods["pass_turn"] = _count("bulk wait 0", "fence global", "counter atomic_add release gpu")
     return methods
 
 

@@ -59,6 +59,7 @@ def source_faults(text: str, plan_set: BackwardPlanSet, tree: ast.Module | None 
         *_storage(tree, methods, plan_set.plans[0]),
         *_paths(methods),
         *_launches(methods),
+        *_turns(methods, plan_set),
         *ledger_faults(tree, plan_set),
     ]
 
@@ -149,6 +150,7 @@ def _tile(p: BackwardPlan) -> dict[str, Any]:
         "do_stages": m.do_stages,
         **rings,
         "drains": c.drains,
+        "group_ctas_per_sm": p.schedule.group_ctas_per_sm,
         "producer_registers": p.schedule.roles[0].registers,
         "consumer_registers": p.schedule.roles[-1].registers,
     }
@@ -245,6 +247,23 @@ def _paths(methods: Mapping[str, ast.FunctionDef]) -> Iterator[str]:
 
 #: Calls that read what the kernel before has written, or may.
 _READERS = frozenset(("self.load", "self.add_dq", "self.consume", "cute.autovec_copy", "cute.copy"))
+
+
+#: The KV tile that is launched in a place, and how many tiles add before it.
+_KV_ORDER = {
+    "ascending": ("place", "n_block - n_min"),
+    "descending": ("p.n_blocks - 1 - place", "n_max - 1 - n_block"),
+}
+
+
+def _turns(methods: Mapping[str, ast.FunctionDef], plan_set: BackwardPlanSet) -> Iterator[str]:
+    """KV tiles are launched in the plan's order, and add in the order of launch: another one never ends."""
+    order = plan_set.plans[0].schedule.kv_order
+    for name, said in zip(("tile_coords", "turn")[: 1 + plan_set.deterministic], _KV_ORDER[order], strict=False):
+        returns = [n.value for n in ast.walk(methods[name]) if isinstance(n, ast.Return)] if name in methods else []
+        found = [ast.unparse(r.elts[0]) for r in returns if isinstance(r, ast.Tuple)]
+        if found != [said]:
+            yield f"{CLASS}.{name}: KV tiles in the order {', '.join(found) or 'of nothing'}, the plan says {order}"
 
 
 def _launches(methods: Mapping[str, ast.FunctionDef]) -> Iterator[str]:

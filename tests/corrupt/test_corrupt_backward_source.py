@@ -113,25 +113,36 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
     ),
     "turn not acquired": (
         "turns", '        while seen != before:\n            seen = cute.arch.load(counter, Int32, sem="acquire", '
-        'scope="gpu")\n', "", f"{M}.add_in_turn: `counter load acquire gpu` stands 1 times, the ledger asks for 2",
+        'scope="gpu")\n', "", f"{M}.wait_turn: `counter load acquire gpu` stands 1 times, the ledger asks for 2",
     ),
     "turn relaxed": (
         "turns", 'cute.arch.atomic_add(counter, Int32(1), sem="release", scope="gpu")',
         'cute.arch.atomic_add(counter, Int32(1), sem="relaxed", scope="gpu")',
-        f"{M}.add_in_turn: `counter atomic_add release gpu` stands 0 times",
+        f"{M}.pass_turn: `counter atomic_add release gpu` stands 0 times",
     ),
     "turn passed on too early": (
-        "turns", "        cute.arch.cp_async_bulk_wait_group(0)  # not only read: in global memory\n",
+        "turns", "        cute.arch.cp_async_bulk_wait_group(0)  # not only read\n",
         "        cute.arch.cp_async_bulk_wait_group(0, read=True)\n",
-        f"{M}.add_in_turn: `bulk wait 0` stands 0 times",
+        f"{M}.pass_turn: `bulk wait 0` stands 0 times",
     ),
     "proxies not ordered": (
         "turns", "        fence_proxy_global()  # the sums before ours were asynchronous, like ours\n", "",
-        f"{M}.add_in_turn: `fence global` stands 1 times, the ledger asks for 2",
+        f"{M}.wait_turn: `fence global` stands 0 times",
     ),
     "added without a turn": (
-        "turns", "self.add_in_turn(p, to, staged, dq_tile, before, wg)", "bulk_add(to, staged, words * 4)",
-        f"{M}.add_dq: `add_in_turn` stands 0 times",
+        "turns", "                    self.wait_turn(counter, before)\n", "", f"{M}.add_dq: `wait_turn` stands 0 times",
+    ),
+    "added before its turn": (
+        "turns", "return n_max - 1 - n_block, ", "return n_block - n_min, ",
+        f"{M}.turn: KV tiles in the order n_block - n_min, the plan says descending",
+    ),
+    "launched after its turn": (
+        "turns", "return p.n_blocks - 1 - place, ", "return place, ",
+        f"{M}.tile_coords: KV tiles in the order place, the plan says descending",
+    ),
+    "launched in another order": (
+        "plain", "return place, ", "return p.n_blocks - 1 - place, ",
+        f"{M}.tile_coords: KV tiles in the order p.n_blocks - 1 - place, the plan says ascending",
     ),
     "K not waited for": (
         "plain", "        cute.arch.mbarrier_wait(rings.k_full, 0)\n", "",

@@ -174,13 +174,15 @@ def test_a_wrong_bound_is_seen(changes: dict[str, str]) -> None:
         check(bounded(plans, **changes), q, k, v, VALUES, {})
 
 
-def test_another_order_of_launch_is_out_of_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kv_order", ["ascending", "descending"])
+def test_another_order_of_launch_is_out_of_turn(kv_order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     s = spec(CAUSAL)
     q, k, v = qkv(s, 1, 40, 40, 1, 1)
-    monkeypatch.setattr(interp_backward, "launch_order", lambda n, h, b: ((0, 0, i) for i in reversed(range(n))))
+    wrong = range(4, -1, -1) if kv_order == "ascending" else range(5)
+    monkeypatch.setattr(interp_backward, "launch_order", lambda *_: ((0, 0, n) for n in wrong))
     check(make_plans(s, 8, 8), q, k, v, {}, {})
-    with pytest.raises(interp_backward.TurnError, match="has turn 4, 0 are done"):
-        check(make_plans(s, 8, 8, deterministic=True), q, k, v, {}, {})
+    with pytest.raises(interp_backward.TurnError, match=r"has turn \d, 0 are done"):
+        check(make_plans(s, 8, 8, deterministic=True, kv_order=kv_order), q, k, v, {}, {})
 
 
 def test_no_rows_or_no_keys_is_no_launch() -> None:

@@ -39,13 +39,18 @@ def inputs(s: AttentionSpec, sq: int, skv: int, heads: tuple[int, int], seed: in
     heads=st.sampled_from(HEADS),
     values=params,
     deterministic=st.booleans(),
+    kv_order=st.sampled_from(["ascending", "descending"]),
+    group=st.sampled_from([0, 1, 4]),
     element_test=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_any_mask(mask, score, tile, size, heads, values, deterministic, element_test, seed) -> None:  # type: ignore[no-untyped-def]
+def test_any_mask(mask, score, tile, size, heads, values, deterministic, kv_order, group, element_test, seed) -> None:  # type: ignore[no-untyped-def]
     """Every kept pair once; in deterministic plans turns in the order of launch, and no turn twice."""
     s = spec(mask, SCORES[score], tensors=NAMES, d=3, dv=2)
-    plans = make_plans(s, *tile, deterministic=deterministic, test="elements" if element_test else None)
+    plans = make_plans(
+        s, *tile, deterministic=deterministic, test="elements" if element_test else None, kv_order=kv_order,
+        group_ctas_per_sm=group,
+    )  # fmt: skip
     (sq, skv), (hq, _) = size, heads
     g = torch.Generator().manual_seed(seed)
     given_tensors = {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from attngen.ir.backward import BackwardCompute, BackwardMemory
-from attngen.ir.plan import NamedBarrier, Pipeline, Role, SchedulePlan
+from attngen.ir.backward import BackwardCompute, BackwardMemory, BackwardSchedule
+from attngen.ir.plan import NamedBarrier, Pipeline, Role
+from attngen.passes.backward.order import TileOrder
 from attngen.targets import sm90
 
 
-def plan_schedule(c: BackwardCompute, memory: BackwardMemory, deterministic: bool) -> SchedulePlan:
+def plan_schedule(
+    c: BackwardCompute, memory: BackwardMemory, deterministic: bool, tiles: TileOrder
+) -> BackwardSchedule:
     """Assign roles and write down who arrives where.
 
     Rewrite   KV tile -> one CTA: a TMA producer warp, a reducing thread and 64 keys for each consumer warpgroup
@@ -34,7 +37,7 @@ def plan_schedule(c: BackwardCompute, memory: BackwardMemory, deterministic: boo
         if splits
         else pipeline("dq", "sdQ", memory.dq_stages, 0, 4, 1, add)
     )
-    return SchedulePlan(
+    return BackwardSchedule(
         roles=(
             Role(name="producer", warps=(0, 1), registers=producer),
             *(Role(name=f"reducer {w}", warps=(1 + w, 2 + w), registers=producer) for w in range(reducers)),
@@ -67,4 +70,6 @@ def plan_schedule(c: BackwardCompute, memory: BackwardMemory, deterministic: boo
         pingpong=False,
         order="linear",
         l2_group_bytes=0,
+        kv_order=tiles.kv_order,
+        group_ctas_per_sm=tiles.group_ctas_per_sm,
     )

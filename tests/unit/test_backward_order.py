@@ -1,0 +1,162 @@
+"""Which KV tile a CTA takes: chosen order, groups of heads, and that turns follow the order of launch in the text."""
+
+from __future__ import annotations
+
+import ast
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from attngen.emit.backward import emit_backward
+from attngen.ir.backward import BackwardPlanSet
+from attngen.passes.backward.order import KvOrder, kv_walks, makespan, plan_order
+from attngen.passes.mask_form import mask_form
+from attngen.ref.interp_backward import launch_order
+from attngen.search_backward import plan_backward
+from attngen.syntax import load_spec
+
+
+def planned(clauses: str, deterministic: bool = False) -> BackwardPlanSet:
+    turns = "\n  backward { deterministic = true }" * deterministic
+    return plan_backward(load_spec(f"attn 1\nattention a {{\n  head_dim = 64\n  {clauses}{turns}\n}}\n"))
+
+
+@pytest.mark.parametrize(
+    ("clauses", "unordered", "turns", "grouped"),
+    [
+        ("", "ascending", "descending", False),
+        ("mask = kv_idx <= q_pos", "ascending", "descending", True),
+        ("mask = kv_idx >= q_pos", "descending", "descending", True),
+        ("mask = kv_idx + q_idx >= seqlen_kv", "descending", "ascending", True),  # the last keys are seen first
+        ("mask = kv_idx <= q_pos and q_pos - kv_idx < 300", "ascending", "descending", False),
+        ("param w: int >= 1\n  mask = kv_idx <= q_pos and q_pos - kv_idx < w", "ascending", "descending", True),
+        ("tensor start: i32[batch]\n  mask = kv_idx >= start[b]", "ascending", "descending", True),
+    ],
+    ids=["full", "causal", "later keys", "second diagonal", "window", "no default", "padding"],
+)  # fmt: skip
+def test_the_order_follows_from_the_mask(clauses: str, unordered: str, turns: str, grouped: bool) -> None:
+    for deterministic, order in ((False, unordered), (True, turns)):
+        schedule = planned(clauses, deterministic).plans[0].schedule
+        assert schedule.kv_order == order
+        assert (schedule.group_ctas_per_sm > 0) == grouped
+
+
+def test_walks_of_the_small_call() -> None:
+    """128 x 128: 16 tiles a side. Turns are counted between the outermost tiles."""
+    spec = load_spec(
+        "attn 1\nattention a {\n  head_dim = 64\n  mask = kv_idx <= q_pos and (q_pos - kv_idx < 100 or kv_idx < 4)\n}\n"
+    )
+    form = mask_form(spec)
+    assert kv_walks(spec, form, 128, 128, False) == [list(range(16)), *([n, n + 1] for n in range(1, 15)), [15]]
+    assert kv_walks(spec, form, 128, 128, True) == [list(range(n, 16)) for n in range(16)]
+    assert [len(w) for w in kv_walks(spec, form, 64, 128, True) or ()] == [2 * (16 - n) for n in range(16)]
+
+
+def test_makespan() -> None:
+    """Two SMs, four heads of a tile of three steps and one of one step; START 2 and, waited for, TURN 0.6."""
+    walks, orders = [[0, 1, 2], [2]], ("ascending", "descending")
+    found = {(o, turns): makespan(walks, o, turns) for o in orders for turns in (False, True)}
+    # with the start 5 and 3 steps: long ones first end together, at 8 and at 16
+    assert found["ascending", False] == 16
+    assert found["descending", False] == 18
+    # the short tile has to wait for the long one's last step, unless it comes first
+    assert found["ascending", True] > found["ascending", False]
+    assert found["descending", True] == found["descending", False]
+
+
+@pytest.mark.parametrize(
+    ("ctas", "pairs", "n_blocks", "workers", "expected"),
+    [
+        (0, 16, 32, 132, 1),
+        (4, 16, 32, 132, 16),  # 512 CTAs of at most 528
+        (4, 128, 32, 132, 16),
+        (4, 17, 32, 132, 9),  # evenly: 9 and 8
+        (4, 4, 128, 132, 4),
+        (4, 40, 256, 132, 2),
+        (4, 3, 5000, 132, 1),  # one head fills the GPU
+        (1, 1, 1, 1, 1),
+    ],
+)
+def test_groups_of_heads(ctas: int, pairs: int, n_blocks: int, workers: int, expected: int) -> None:
+    schedule = planned("").plans[0].schedule.replace(group_ctas_per_sm=ctas)
+    assert schedule.group_pairs(pairs, n_blocks, workers) == expected
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("heads_kv", "batch", "group"), [(1, 1, 1), (2, 3, 1), (2, 3, 4), (3, 2, 6), (1, 5, 2)])
+def test_the_text_launches_what_the_plan_says(deterministic: bool, heads_kv: int, batch: int, group: int) -> None:
+    plans = planned("mask = kv_idx <= q_pos", deterministic)
+    schedule = plans.plans[0].schedule
+    n_blocks = 5
+    workers = group * n_blocks  # with one CTA for each SM
+    schedule = schedule.replace(group_ctas_per_sm=1)
+    p = SimpleNamespace(
+        n_blocks=n_blocks, heads_kv=heads_kv, batch=batch,
+        group_pairs=schedule.group_pairs(heads_kv * batch, n_blocks, workers),
+    )  # fmt: skip
+    coords = methods(plans, "tile_coords")["tile_coords"]
+    found = [coords(None, tile, p) for tile in range(n_blocks * heads_kv * batch)]
+    assert [(b, h, n) for n, h, b in found] == list(launch_order(schedule, n_blocks, heads_kv, batch, workers))
+    assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize(
+    "clauses",
+    [
+        "mask = kv_idx <= q_pos",
+        "mask = kv_idx + q_idx >= seqlen_kv",
+        "mask = kv_idx <= q_pos and q_pos - kv_idx < 300",
+        "mask = kv_idx < 100 or (kv_idx <= q_pos and q_pos - kv_idx < 200)",
+    ],
+    ids=["causal", "second diagonal", "window", "two clauses"],
+)
+@pytest.mark.parametrize(("seqlen_q", "seqlen_kv"), [(700, 700), (300, 900), (900, 300)])
+def test_turns_follow_the_order_of_launch_in_the_text(clauses: str, seqlen_q: int, seqlen_kv: int) -> None:
+    """Whoever adds to a query tile has as many turns before it as tiles launched before it that add: no deadlock."""
+    plans = planned(clauses, deterministic=True)
+    c = plans.plans[0].compute
+    m_blocks, n_blocks = -(-seqlen_q // c.tile_m), -(-seqlen_kv // c.tile_n)
+    p = SimpleNamespace(
+        seqlen_q=seqlen_q, seqlen_kv=seqlen_kv, heads_q=1, heads_kv=1, batch=1, qhead_per_kvhead=1, m_blocks=m_blocks,
+        n_blocks=n_blocks, group_pairs=1,
+    )  # fmt: skip
+    found = methods(plans, "tile_coords", "turn", "hull", "live_tiles", "kv_tiles")
+    kernel = SimpleNamespace(tile_m=c.tile_m, tile_n=c.tile_n)
+    for name, function in found.items():
+        setattr(kernel, name, function.__get__(kernel))
+    launched = [kernel.tile_coords(tile, p)[0] for tile in range(n_blocks)]
+    assert sorted(launched) == list(range(n_blocks))
+    adds = 0
+    for tile in range(m_blocks):
+        turns = [before for before, own in (kernel.turn(p, tile, n) for n in launched) if own]
+        assert turns == list(range(len(turns)))
+        adds += len(turns)
+    assert adds >= n_blocks
+
+
+def methods(plans: BackwardPlanSet, *names: str) -> dict[str, Any]:
+    """Methods of the emitted class that compute with ints alone, to be called with Python's."""
+    tree = ast.parse(emit_backward(plans).text)
+    owner = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "AttentionBackward")
+    body = [n for n in owner.body if isinstance(n, ast.FunctionDef) and n.name in names]
+    space: dict[str, Any] = {
+        "cutlass": SimpleNamespace(min=min, max=max),
+        "cute": SimpleNamespace(ceil_div=lambda a, b: -(-a // b)),
+        "select": lambda c, a, b: a if c else b,
+        "Int32": int,
+    }
+    exec(compile(ast.Module(body, []), "<emitted>", "exec"), space)
+    return {n.name: space[n.name] for n in body}
+
+
+def test_ties_keep_the_usual_order() -> None:
+    """Equal walks: both orders take the same time, with and without turns."""
+    plans = planned("")
+    c, form = plans.plans[0].compute, mask_form(plans.spec)
+    for deterministic, usual in ((False, "ascending"), (True, "descending")):
+        walks = kv_walks(plans.spec, form, c.tile_m, c.tile_n, deterministic)
+        orders: tuple[KvOrder, KvOrder] = ("ascending", "descending")
+        assert walks is not None
+        assert len({round(makespan(walks, o, deterministic), 6) for o in orders}) == 1
+        assert plan_order(plans.spec, form, c, deterministic).kv_order == usual
