@@ -150,7 +150,7 @@ PLANTED = (
     fault("lse-past-the-end", F, "out of bounds", "LSE is written for rows past seqlen_q", "out-of-bounds",
           sub("or.pred(\\s+)%p226, %p223, %p225", r"or.pred\g<1>%p226, %p223, %p223")),
     fault("prepare-past-the-end", B, "out of bounds", "O and dO are read for rows past seqlen_q", "out-of-bounds",
-          unguard(r"ld\.global\.v4", -2, PREPARE)),
+          sub(r"min\.s32(\s+%r\d+), %r\d+, (\d+);", r"mov.b32\1, \2;", 0, PREPARE)),
     fault("counter-index", F, "out of bounds", "the tile counter is reset one element too far", "out-of-bounds",
           sub(r"\[%rd9\], 0", "[%rd9+4], 0")),
     fault("finish-past-the-end", B, "out of bounds", "dQ is written for rows past seqlen_q", "out-of-bounds",
