@@ -108,8 +108,9 @@ def _determinism(plans: BackwardPlanSet) -> Iterator[str]:
     words = turn_words(p)
     if plans.deterministic:
         yield "deterministic: every gradient has the same bits from run to run"
+        first = "higher" if p.schedule.kv_order == "descending" else "lower"
         yield (
-            f"  dQ        by turns: a KV tile adds to a query tile after all lower KV tiles have; {words} words more "
+            f"  dQ        by turns: a KV tile adds to a query tile after all {first} KV tiles have; {words} words more "
             f"for each query tile (of {p.memory.workspace_per_tile})"
         )
         yield (
@@ -162,7 +163,8 @@ def _plan(p: BackwardPlan) -> Iterator[str]:
     roles = ", ".join(f"{r.name} {r.registers}" for r in s.roles if r.name != "idle")
     yield f"  registers  {mem.fragment_registers} of {mem.register_limit} for fragments ({split})"
     yield f"             launch {p.launch.launch_registers}, {roles}"
-    yield f"  schedule   {p.launch.threads} threads, one CTA a KV tile and KV head, {s.order} order"
+    heads = "as many heads together as fill the SMs" if s.grouped else "one head after the other"
+    yield f"  schedule   {p.launch.threads} threads, one CTA a KV tile and KV head; KV tiles {s.kv_order}, {heads}"
     for q in s.pipelines:
         arrivals = f"arrivals {q.full_arrivals} full, {q.empty_arrivals} empty"
         size = f", {q.stage_bytes} B each" if q.stage_bytes else ""

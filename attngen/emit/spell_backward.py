@@ -101,7 +101,7 @@ def _tile(p: BackwardPlan) -> BackwardTile:
         dq_stages=p.memory.dq_stages,
         dq_transposed=p.compute.dq_transposed,
         drains=p.compute.drains,
-        group_ctas_per_sm=p.schedule.group_ctas_per_sm,
+        grouped=p.schedule.grouped,
         producer_registers=p.schedule.roles[0].registers,
         consumer_registers=p.schedule.roles[-1].registers,
     )

@@ -203,7 +203,7 @@ class BackwardTile:
     dq_stages: int
     dq_transposed: bool
     drains: bool
-    group_ctas_per_sm: int
+    grouped: bool
     producer_registers: int
     consumer_registers: int
 

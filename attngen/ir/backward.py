@@ -95,14 +95,15 @@ class BackwardSchedule(SchedulePlan):
 
     #: KV tiles of a pair in the order of their numbers; where additions to dQ take turns, the order of turns.
     kv_order: Literal["ascending", "descending"]
-    #: Pairs are grouped evenly, in as few groups as keep to this many CTAs for each SM; 0: each pair is a group.
-    group_ctas_per_sm: int
+    #: Groups about fill the SMs, and are even in number; else each pair is one.
+    grouped: bool
 
     def group_pairs(self, pairs: int, n_blocks: int, workers: int) -> int:
         """How many (batch element, KV head) pairs a group has; `workers`: SMs. The last one may have fewer."""
-        most = max(1, self.group_ctas_per_sm * workers // n_blocks)
-        groups = -(-pairs // most)
-        return -(-pairs // groups)
+        if not self.grouped:
+            return 1
+        groups = -(-pairs // max(1, workers // n_blocks))
+        return -(-pairs // max(1, groups - groups % 2))
 
 
 class BackwardPlan(Node):

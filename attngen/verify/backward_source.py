@@ -150,7 +150,7 @@ def _tile(p: BackwardPlan) -> dict[str, Any]:
         "do_stages": m.do_stages,
         **rings,
         "drains": c.drains,
-        "group_ctas_per_sm": p.schedule.group_ctas_per_sm,
+        "grouped": p.schedule.grouped,
         "producer_registers": p.schedule.roles[0].registers,
         "consumer_registers": p.schedule.roles[-1].registers,
     }

@@ -40,16 +40,16 @@ def inputs(s: AttentionSpec, sq: int, skv: int, heads: tuple[int, int], seed: in
     values=params,
     deterministic=st.booleans(),
     kv_order=st.sampled_from(["ascending", "descending"]),
-    group=st.sampled_from([0, 1, 4]),
+    grouped=st.booleans(),
     element_test=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_any_mask(mask, score, tile, size, heads, values, deterministic, kv_order, group, element_test, seed) -> None:  # type: ignore[no-untyped-def]
+def test_any_mask(mask, score, tile, size, heads, values, deterministic, kv_order, grouped, element_test, seed) -> None:  # type: ignore[no-untyped-def]
     """Every kept pair once; in deterministic plans turns in the order of launch, and no turn twice."""
     s = spec(mask, SCORES[score], tensors=NAMES, d=3, dv=2)
     plans = make_plans(
         s, *tile, deterministic=deterministic, test="elements" if element_test else None, kv_order=kv_order,
-        group_ctas_per_sm=group,
+        grouped=grouped,
     )  # fmt: skip
     (sq, skv), (hq, _) = size, heads
     g = torch.Generator().manual_seed(seed)

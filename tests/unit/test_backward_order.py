@@ -39,7 +39,7 @@ def test_the_order_follows_from_the_mask(clauses: str, unordered: str, turns: st
     for deterministic, order in ((False, unordered), (True, turns)):
         schedule = planned(clauses, deterministic).plans[0].schedule
         assert schedule.kv_order == order
-        assert (schedule.group_ctas_per_sm > 0) == grouped
+        assert schedule.grouped == (grouped and not deterministic)
 
 
 def test_walks_of_the_small_call() -> None:
@@ -66,21 +66,23 @@ def test_makespan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ctas", "pairs", "n_blocks", "workers", "expected"),
+    ("pairs", "n_blocks", "workers", "expected"),
     [
-        (0, 16, 32, 132, 1),
-        (4, 16, 32, 132, 16),  # 512 CTAs of at most 528
-        (4, 128, 32, 132, 16),
-        (4, 17, 32, 132, 9),  # evenly: 9 and 8
-        (4, 4, 128, 132, 4),
-        (4, 40, 256, 132, 2),
-        (4, 3, 5000, 132, 1),  # one head fills the GPU
-        (1, 1, 1, 1, 1),
+        (16, 32, 132, 4),
+        (128, 32, 132, 4),
+        (17, 32, 132, 5),  # four groups in place of five
+        (12, 32, 132, 6),  # two in place of three
+        (4, 32, 132, 4),  # a single one
+        (4, 128, 132, 1),
+        (3, 5000, 132, 2),  # a head alone more than fills the GPU; two groups in place of three
+        (1, 1, 1, 1),
+        (5, 7, 0, 2),  # no number of SMs: as if one
     ],
 )
-def test_groups_of_heads(ctas: int, pairs: int, n_blocks: int, workers: int, expected: int) -> None:
-    schedule = planned("").plans[0].schedule.replace(group_ctas_per_sm=ctas)
-    assert schedule.group_pairs(pairs, n_blocks, workers) == expected
+def test_groups_of_heads(pairs: int, n_blocks: int, workers: int, expected: int) -> None:
+    schedule = planned("").plans[0].schedule
+    assert schedule.replace(grouped=True).group_pairs(pairs, n_blocks, workers) == expected
+    assert schedule.replace(grouped=False).group_pairs(pairs, n_blocks, workers) == 1
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -89,8 +91,8 @@ def test_the_text_launches_what_the_plan_says(deterministic: bool, heads_kv: int
     plans = planned("mask = kv_idx <= q_pos", deterministic)
     schedule = plans.plans[0].schedule
     n_blocks = 5
-    workers = group * n_blocks  # with one CTA for each SM
-    schedule = schedule.replace(group_ctas_per_sm=1)
+    workers = group * n_blocks
+    schedule = schedule.replace(grouped=True)
     p = SimpleNamespace(
         n_blocks=n_blocks, heads_kv=heads_kv, batch=batch,
         group_pairs=schedule.group_pairs(heads_kv * batch, n_blocks, workers),

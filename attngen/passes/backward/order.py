@@ -25,9 +25,8 @@ KvOrder = Literal["ascending", "descending"]
 TILES, HEADS = 16, 4
 #: In steps: what comes before the first of a CTA, and from an addition to the next one of the same query tile.
 START, TURN = 2.0, 0.6
-#: CTAs for each SM of a group of heads whose KV tiles are interleaved: that many make up for their uneven walks. Walks
-#: are uneven where the longest takes this much more than the mean.
-GROUP_CTAS_PER_SM, UNEVEN = 4, 1.5
+#: Walks are uneven where the longest takes this much more than the mean.
+UNEVEN = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +34,26 @@ class TileOrder:
     """See `BackwardSchedule`."""
 
     kv_order: KvOrder
-    group_ctas_per_sm: int
+    grouped: bool
 
 
 def plan_order(spec: AttentionSpec, form: MaskForm, c: BackwardCompute, deterministic: bool) -> TileOrder:
     """Decide on a small call with the defaults of the params.
 
     Where both orders are equal, or a bound reads what only a call knows: descending with turns, which a causal mask of
-    any kind needs, and ascending without. Heads are launched together where walks differ in length, or may.
+    any kind needs, and ascending without. Heads are grouped where walks differ in length, or may: the long walks of all
+    come first. Not with turns, whose order has the long walks last, and gains nothing.
     """
     usual: KvOrder = "descending" if deterministic else "ascending"
     other: KvOrder = "ascending" if deterministic else "descending"
     walks = kv_walks(spec, form, c.tile_m, c.tile_n, deterministic)
     if walks is None:
-        return TileOrder(usual, GROUP_CTAS_PER_SM)
+        return TileOrder(usual, grouped=not deterministic)
     times = {order: makespan(walks, order, deterministic) for order in (usual, other)}
     lengths = [len(walk) for walk in walks]
     return TileOrder(
         other if times[other] < 0.99 * times[usual] else usual,
-        GROUP_CTAS_PER_SM if max(lengths) > UNEVEN * sum(lengths) / TILES else 0,
+        grouped=not deterministic and max(lengths) > UNEVEN * sum(lengths) / TILES,
     )
 
 

@@ -71,5 +71,5 @@ def plan_schedule(
         order="linear",
         l2_group_bytes=0,
         kv_order=tiles.kv_order,
-        group_ctas_per_sm=tiles.group_ctas_per_sm,
+        grouped=tiles.grouped,
     )
