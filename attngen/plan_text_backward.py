@@ -105,13 +105,13 @@ def _extra(plans: BackwardPlanSet) -> str:
 
 def _determinism(plans: BackwardPlanSet) -> Iterator[str]:
     p = plans.plans[0]
-    words = turn_words(p)
+    words = turn_words(plans)
     if plans.deterministic:
         yield "deterministic: every gradient has the same bits from run to run"
         first = "higher" if p.schedule.kv_order == "descending" else "lower"
         yield (
-            f"  dQ        by turns: a KV tile adds to a query tile after all {first} KV tiles have; {words} words more "
-            f"for each query tile (of {p.memory.workspace_per_tile})"
+            f"  dQ        by turns: a KV tile adds to a query tile after all {first} KV tiles have; {words} words "
+            f"of each query tile's {p.memory.workspace_per_tile} count them"
         )
         yield (
             f"  turns     one for each KV tile of {p.compute.tile_n} keys and warpgroup that a query tile sees, each a "
@@ -126,9 +126,9 @@ def _determinism(plans: BackwardPlanSet) -> Iterator[str]:
         yield "  instead   `backward { deterministic = true }` costs counters, and turns that wait for one another"
 
 
-def turn_words(p: BackwardPlan) -> int:
+def turn_words(plans: BackwardPlanSet) -> int:
     """Words of a query tile's workspace that count turns."""
-    return p.memory.workspace_per_tile - p.compute.tile_m * (p.compute.head_dim_qk_padded + 2)
+    return plans.plans[0].compute.warpgroups if plans.deterministic else 0
 
 
 def _plan(p: BackwardPlan) -> Iterator[str]:

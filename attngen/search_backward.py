@@ -52,7 +52,7 @@ def plan_candidate(
     compute = plan_compute(spec, form, gradient, candidate)
     if isinstance(compute, Reject):
         return compute
-    memory = plan_memory(compute, deterministic, bool(gradient.in_kernel))
+    memory = plan_memory(compute, bool(gradient.in_kernel))
     if isinstance(memory, Reject):
         return memory
     n = compute.warpgroups

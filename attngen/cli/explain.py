@@ -279,7 +279,7 @@ def _document_backward(gradients: Gradients, lines: list[tuple[str, BackwardRoof
             for c in form.contributions
         ],
         "deterministic": plans.deterministic,
-        "turn_words": turn_words(first),
+        "turn_words": turn_words(plans),
         "workspace": workspace_formula(first),
         "limits": list(plans.limits),
         "plans": [p.model_dump(mode="json", exclude={"mask": {"form"}}) for p in plans.plans],

@@ -9,7 +9,7 @@ from attngen.emit.spell import ARGS, call_text, common_fields, formula, literal,
 from attngen.emit.straight import straight_line
 from attngen.emit.view import BackwardTile, BackwardView, Formula
 from attngen.ir.backward import BackwardPlan, BackwardPlanSet
-from attngen.passes.backward.memory import TURN_WORDS
+from attngen.passes.backward.memory import COUNTER_WORDS
 
 _FIXED = (
     "q", "k", "v", "o", "do", "lse", "dlse", "dq", "dk", "dv", "workspace", "softmax_scale", "workers",
@@ -65,8 +65,9 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         uses=uses(printer),
         plans=tuple(_tile(p) for p in plan_set.plans),
         deterministic=plan_set.deterministic,
-        turn_words=TURN_WORDS,
-        turns_note=", turns [tile][warpgroup]" if plan_set.deterministic else "",
+        counter_words=COUNTER_WORDS,
+        tile_keys="64" if c.splits_operands else "64 * warpgroups",
+        counters_note=": KV tiles that have added, by warpgroup; KV tiles handed out" if plan_set.deterministic else ": the last one counts KV tiles handed out",
         turn_note="Higher tiles first" if descends else "Lower tiles first",
         kv_descends=descends,
         order_note=f"Group by group of heads, {'last' if descends else 'first'} keys first.",
@@ -82,13 +83,13 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         ds_writers="4" if c.splits_operands else "warps",
         true_head_dim_qk=c.head_dim_qk,
         true_head_dim_v=c.head_dim_v,
-        row_lanes_qk=_lanes(c.head_dim_qk),
         row_lanes_v=_lanes(c.head_dim_v),
+        transposes_dq=c.dq_transposed,
     )
 
 
 def _lanes(head_dim: int) -> int:
-    """Threads that share a row in `prepare` and `finish`: a power of two, eight elements each."""
+    """Threads that share a row in `prepare`: a power of two, eight elements each."""
     return 1 << (-(-head_dim // 8) - 1).bit_length()
 
 

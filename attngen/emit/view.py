@@ -214,8 +214,9 @@ class BackwardView(CommonView):
 
     plans: tuple[BackwardTile, ...]
     deterministic: bool
-    turn_words: int
-    turns_note: str
+    counter_words: int
+    counters_note: str
+    tile_keys: str
     turn_note: str
     kv_descends: bool
     order_note: str
@@ -253,5 +254,5 @@ class BackwardView(CommonView):
     kept: str
     true_head_dim_qk: int
     true_head_dim_v: int
-    row_lanes_qk: int
     row_lanes_v: int
+    transposes_dq: bool

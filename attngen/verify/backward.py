@@ -66,10 +66,9 @@ def _memory(plan: BackwardPlan) -> Iterator[Check]:
     yield m.fragment_registers >= held, f"memory: {m.fragment_registers} registers, sums, S and dP take {held}"
     words = c.tile_m * c.head_dim_qk_padded
     yield words % (512 * c.warpgroups) == 0, f"memory: a dQ tile of {words} words is not whole quads of every thread"
-    turns = m.workspace_per_tile - words - 2 * c.tile_m
-    wanted = (0, 4)  # a counter for each warpgroup, to 16 bytes
+    counters = m.workspace_per_tile - words - 2 * c.tile_m
     yield (
-        turns in wanted,
+        counters == 4,  # one for each warpgroup, one for KV tiles, to 16 bytes
         f"memory: {m.workspace_per_tile} words of workspace, dQ, LSE and D take {words + 2 * c.tile_m}",
     )
 
@@ -78,8 +77,9 @@ def _head_bytes(plan: BackwardPlan) -> int:
     """mbarriers, descriptors of steps, and row statistics in front of the tiles, without what alignment adds."""
     m, n = plan.memory, plan.compute.warpgroups
     rings = m.q_stages + m.do_stages + m.ds_stages + m.p_stages + n * m.dq_stages
-    return 8 * (3 + 2 * rings) + 4 * (
-        3 * m.q_stages + n * m.dq_stages + plan.compute.tile_m * (m.q_stages + m.do_stages)
+    walks = 2  # stages
+    return 16 * (2 + walks + rings) + 4 * (
+        2 * walks + 2 * m.q_stages + n * m.dq_stages + plan.compute.tile_m * (m.q_stages + m.do_stages)
     )
 
 
@@ -132,13 +132,15 @@ def _roles(plan: BackwardPlan) -> Iterator[Check]:
 def _ledger(plan: BackwardPlan) -> Iterator[Check]:
     c, m, n = plan.compute, plan.memory, plan.compute.warpgroups
     splits = c.splits_operands
-    wanted = {"k": (1, 0), "v": (1, 0), "walk": (1, 0), "q": (1, 4 * n), "do": (1, 4 * n)}
+    readers = 1 if splits else 4 * n
+    wanted = {"k": (1, readers), "v": (1, readers), "walk": (1, 4 * n + (0 if splits else n))}
+    wanted |= {"q": (1, 4 * n), "do": (1, 4 * n)}
     wanted |= {"ds": (4, 4 * n), "p": (4, 4)} if splits else {"ds": (4 * n, 4 * n), "dq": (4, 1)}
     found = {p.name: (p.full_arrivals, p.empty_arrivals) for p in plan.schedule.pipelines}
     yield found == wanted, f"schedule: arrivals {found}, the roles make {wanted}"
-    stages = {"k": 1, "v": 1, "walk": 1, "q": m.q_stages, "do": m.do_stages, "ds": m.ds_stages}
+    stages = {"k": 1, "v": 1, "walk": 2, "q": m.q_stages, "do": m.do_stages, "ds": m.ds_stages}
     stages |= {"p": m.p_stages} if splits else {"dq": m.dq_stages}
-    buffers = {"k": "sK", "v": "sV", "walk": "steps", "q": "sQ", "do": "sdO", "ds": "sdS", "p": "sP", "dq": "sdQ"}
+    buffers = {"k": "sK", "v": "sV", "walk": "walks", "q": "sQ", "do": "sdO", "ds": "sdS", "p": "sP", "dq": "sdQ"}
     qk, v, statistics = 2 * c.head_dim_qk_padded, 2 * c.head_dim_v_padded, 4 * c.tile_m
     landing = {"k": c.tile_n * qk, "v": c.tile_n * v, "q": c.tile_m * qk + statistics, "do": c.tile_m * v + statistics}
     for p in plan.schedule.pipelines:
@@ -149,7 +151,8 @@ def _ledger(plan: BackwardPlan) -> Iterator[Check]:
             yield p.stage_bytes == announced, f"schedule: {p.name} announces {p.stage_bytes} bytes, {announced} land"
     named = {b.id: b.threads for b in plan.schedule.named_barriers}
     yield len(named) == len(plan.schedule.named_barriers), "schedule: two named barriers share a number"
-    own = {2 + w: 128 for w in range(n)} if splits else {2: 256}
+    own = {2 + w: 128 for w in range(n)} if splits else {}
     meet = {0: 128 * (n + 1), 1: 128 * n, **own}
-    turns = {4 + w: 128 for w in range(n)} if splits and m.workspace_per_tile > c.tile_m * (qk // 2 + 2) else {}
+    deterministic = any(b.name.startswith("turn") for b in plan.schedule.named_barriers)
+    turns = {4 + w: 128 for w in range(n)} if splits and deterministic else {}
     yield named == meet | turns, f"schedule: named barriers {named}, the roles meet at {meet | turns}"

@@ -106,8 +106,11 @@ def wanted(plan_set: BackwardPlanSet) -> Events:
     methods = _split_operands(deterministic) if splits else _own_keys(deterministic)
     methods["kernel"] = _kernel(plan_set)
     methods["prepare"] = _count("grid launch")
-    methods["finish"] = _count("grid wait", "cta sync")
-    methods["load"] = _count("bar announce", "bar load", "rings.walk_full arrive")
+    methods["finish"] = _count("grid wait")
+    methods["load"] = _count("handed_out atomic_add relaxed gpu")
+    methods["tell"] = _count("rings.walk wait_free", "rings.walk.full arrive")
+    methods["told"] = _count("rings.walk wait", "warp sync", "rings.walk.empty arrive")
+    methods["load_kv"] = _count("ring wait_free", "ring.full announce", "ring.full load")
     methods["load_step"] = _count("ring wait_free", "ring.full announce", "ring.full load", "ring.full load")
     found = {f"AttentionBackward.{name}": calls for name, calls in methods.items()}
     found["Ring.wait"] = _count("self.full wait")
@@ -121,14 +124,14 @@ def _kernel(plan_set: BackwardPlanSet) -> Counter[str]:
     """Every mbarrier by its arrivals, then the CTA and the grid before it."""
     p = plan_set.plans[0]
     warps = 4 * p.compute.warpgroups
-    place = {"q": "ring.{}", "do": "ring.{}", "dq": "rings.dq_{}"}  # one loop initialises Q's and dO's
+    in_loop = ("q", "do", "walk") if p.compute.splits_operands else ("k", "v", "q", "do")  # one loop initialises these
+    place = {"dq": "rings.dq_{}"} | dict.fromkeys(in_loop, "ring.{}")
+    spelled = {warps: "warps", warps + p.compute.warpgroups: "warps + self.warpgroups"}
     calls = []
     for pipe in p.schedule.pipelines:
         for side, arrivals in (("full", pipe.full_arrivals), ("empty", pipe.empty_arrivals)):
-            if arrivals:
-                single = f"rings.{pipe.name}_{side}" if not pipe.empty_arrivals else f"rings.{pipe.name}.{side}"
-                name = place[pipe.name].format(side) if pipe.name in place else single
-                calls.append(f"{name} init {'warps' if arrivals == warps else arrivals}")
+            name = place.get(pipe.name, f"rings.{pipe.name}.{{}}").format(side)
+            calls.append(f"{name} init {spelled.get(arrivals, arrivals)}")
     return Counter(set(calls)) + _count("init fence", "cta sync", "grid wait", "grid launch")
 
 
@@ -138,28 +141,30 @@ def _release(*rings: str) -> tuple[str, ...]:
 
 def _own_keys(deterministic: bool) -> Events:
     """Warpgroups with 64 keys each; dQ leaves through shared memory and a reducing thread."""
-    store = "BARRIER_STORE sync 128 * self.warpgroups"
     methods: Events = {
-        "consume": _count("rings.k_full wait", "rings.v_full wait", "rings.walk_full wait"),
+        "consume_tile": _count("rings.k wait", "rings.v wait", "rings.v.empty arrive", "rings.k.empty arrive"),
         "front": _count(
             "wait_for_first", "rings.q wait", "wgmma fence", "rings.do wait", "wgmma wait 1", "wgmma wait 0",
-            "wgmma wait 0", "let_second_start", "rings.ds wait_free", "rings.ds.full publish", "wgmma fence",
+            "wgmma wait 0", "let_second_start", "rings.ds wait_free", "wgmma fence", "rings.ds.full publish",
             "wgmma wait 0", *_release("do", "q"),
         ),
         "wait_for_first": _count("BARRIER_STAGGER sync 256"),
         "let_second_start": _count("BARRIER_STAGGER arrive 256"),
         "back": _count(
-            "rings.ds wait", "wgmma wait 0", "wgmma fence", "wgmma wait 1 + self.wants_dk", "wgmma wait 1",
-            "wgmma wait 0", *_release("do", "q", "ds"), "rings.dq_empty wait", "rings.dq_full publish",
+            "rings.ds wait", "wgmma wait 0", *_release("do", "q"), "wgmma fence", "wgmma wait 0",
+            "wgmma wait 1 + self.wants_dk", "wgmma wait 0 + self.wants_dk", *_release("do", "ds", "q"),
+            "rings.dq_empty wait", "rings.dq_full publish", "wgmma wait 0",
         ),
-        "store_dkv": _count(store, "fence shared", store, "bulk commit", "bulk wait 0 read=True"),
-        "add_dq": _count(
-            "rings.walk_full wait", "rings.dq_full wait", "bulk add", "bulk commit", "bulk wait 0 read=True",
-            "rings.dq_empty arrive", "bulk wait 0",
+        "stage_sum": _count("rings.dq_empty wait", "rings.dq_full publish"),
+        "reduce": _count(
+            "rings.dq_full wait", "bulk add", "bulk commit", "bulk wait 0 read=True", "rings.dq_empty arrive",
+            "warp sync",
+            "rings.dq_full wait", "bulk commit", "bulk wait 0 read=True", "warp sync", "rings.dq_empty arrive",
+            "bulk wait 0",
         ),
     }  # fmt: skip
     if deterministic:
-        methods["add_dq"] += _count("wait_turn", "pass_turn")
+        methods["reduce"] += _count("wait_turn", "pass_turn")
         methods["wait_turn"] = _count("counter load acquire gpu", "counter load acquire gpu", "fence global")
         methods["pass_turn"] = _count("bulk wait 0", "fence global", "counter atomic_add release gpu")
     return methods
@@ -169,8 +174,9 @@ def _split_operands(deterministic: bool) -> Events:
     """One warpgroup owns dV, the other dK, of the same 64 keys; P goes from one to the other, dQ from registers."""
     drain = ("wgmma wait 0", *_release("do", "q"))
     methods: Events = {
-        "own_dv": _count("rings.k_full wait", "rings.walk_full wait", "BARRIER_STORE sync 256"),
-        "own_dk": _count("rings.k_full wait", "rings.v_full wait", "rings.walk_full wait", "BARRIER_STORE sync 256"),
+        "take_tile": _count(
+            "rings.k wait", "rings.v wait", "BARRIER_STORE sync 256", "rings.v.empty arrive", "rings.k.empty arrive"
+        ),
         "front_dv": _count(
             "rings.q wait", "wgmma fence", "wgmma wait 0", "rings.p wait_free", "warp sync", "rings.p.full arrive",
             "rings.do wait", "wgmma fence", *drain,
@@ -182,7 +188,7 @@ def _split_operands(deterministic: bool) -> Events:
         "back": _count(
             "rings.ds wait", "wgmma wait 0", "wgmma fence", "wgmma wait 1", "wgmma wait 0", *_release("do", "q", "ds"),
         ),
-        "store_sum": _count("fence shared", "BARRIER_OWN sync 128", "bulk commit", "bulk wait 0 read=True"),
+        "store_sum": _count("fence shared", "BARRIER_OWN sync 128", "bulk commit", "bulk wait 0 read=True", "warp sync"),
     }  # fmt: skip
     if deterministic:
         methods["back"] += _count("wait_turn", "pass_turn")

@@ -31,7 +31,7 @@ _TENSORS = ("sQ", "sdO", "sK", "sV", "sdS")
 _PATHS = {
     "prepare": ("grid launch",),
     "kernel": ("cta sync", "grid wait", "grid launch"),
-    "finish": ("grid wait", "cta sync"),
+    "finish": ("grid wait",),
 }
 #: Launches in order, and whether each may begin before the one before it has ended.
 _LAUNCHES = (("prepare", False), ("kernel", True), ("finish", True))
@@ -110,13 +110,10 @@ def _planned(plan_set: BackwardPlanSet) -> dict[str, Any]:
         "LIMITS": plan_set.limits,
         "DS_STAGES": m.ds_stages,
         **({"P_STAGES": m.p_stages} if c.splits_operands else {}),
-        **({"TURN_WORDS": _turn_words(p)} if plan_set.deterministic else {}),
+        "WALK_STAGES": next(pipe.stages for pipe in p.schedule.pipelines if pipe.name == "walk"),
+        "COUNTER_WORDS": m.workspace_per_tile - c.tile_m * (c.head_dim_qk_padded + 2),
         **{constant: barriers[name] for constant, name in _BARRIERS.items() if name in barriers},
     }
-
-
-def _turn_words(p: BackwardPlan) -> int:
-    return p.memory.workspace_per_tile - p.compute.tile_m * (p.compute.head_dim_qk_padded + 2)
 
 
 def _numbers(tree: ast.Module, plan_set: BackwardPlanSet) -> Iterator[str]:
@@ -188,7 +185,7 @@ def _storage(tree: ast.Module, methods: Mapping[str, ast.FunctionDef], p: Backwa
         if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
     ]
     tags = [] if p.compute.splits_operands else ["dq_tiles"]
-    wanted = ["mbarriers", "steps", *tags, "sLSE", "sD", *(b.name for b in p.memory.buffers)]
+    wanted = ["mbarriers", "walks", "steps", *tags, "sLSE", "sD", *(b.name for b in p.memory.buffers)]
     if fields != wanted:
         yield f"shared memory holds {', '.join(fields)}, the plan {', '.join(wanted)}"
     n = p.compute.warpgroups
@@ -200,6 +197,7 @@ def _storage(tree: ast.Module, methods: Mapping[str, ast.FunctionDef], p: Backwa
     numbers = {
         "plan.q_stages": p.memory.q_stages, "plan.do_stages": p.memory.do_stages, "plan.dq_stages": p.memory.dq_stages,
         "DS_STAGES": p.memory.ds_stages, "P_STAGES": p.memory.p_stages, "self.warpgroups": n,
+        "WALK_STAGES": next(pipe.stages for pipe in p.schedule.pipelines if pipe.name == "walk"),
     }  # fmt: skip
     for name, value, found in (
         ("num_mbarriers", mbarriers, _assigned(methods, "__call__", "num_mbarriers")),
@@ -246,7 +244,7 @@ def _paths(methods: Mapping[str, ast.FunctionDef]) -> Iterator[str]:
 
 
 #: Calls that read what the kernel before has written, or may.
-_READERS = frozenset(("self.load", "self.add_dq", "self.consume", "cute.autovec_copy", "cute.copy"))
+_READERS = frozenset(("self.load", "self.reduce", "self.consume", "cute.autovec_copy", "cute.copy"))
 
 
 #: The KV tile that is launched in a place, and how many tiles add before it.

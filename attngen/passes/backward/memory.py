@@ -9,24 +9,25 @@ from attngen.passes.base import Reject
 from attngen.passes.memory import aligned
 from attngen.targets import sm90
 
-Q_STAGES = DO_STAGES = DS_STAGES = 2
-#: Words that a deterministic plan keeps for each query tile: how many KV tiles have added to it, by warpgroup.
-TURN_WORDS = 4
+Q_STAGES = DO_STAGES = DS_STAGES = WALK_STAGES = 2
+#: Words beside the sums of each query tile: how many KV tiles have added to it, by warpgroup, where they take turns;
+#: the last one of the first query tile counts the KV tiles that were handed out.
+COUNTER_WORDS = 4
 
 
 def num_mbarriers(c: BackwardCompute, dq_stages: int, p_stages: int) -> int:
-    """K, V and the walk's length: one each; a full and an empty one for each stage of Q, dO, dS, dQ and P."""
-    return 3 + 2 * (Q_STAGES + DO_STAGES + DS_STAGES + c.warpgroups * dq_stages + p_stages)
+    """A full and an empty one for K, for V, and for each stage of walks, Q, dO, dS, dQ and P."""
+    return 2 * (2 + WALK_STAGES + Q_STAGES + DO_STAGES + DS_STAGES + c.warpgroups * dq_stages + p_stages)
 
 
 def head_bytes(c: BackwardCompute, dq_stages: int, p_stages: int) -> int:
     """mbarriers, step descriptors and row statistics, in front of the tiles."""
-    words = 2 * num_mbarriers(c, dq_stages, p_stages) + 3 * Q_STAGES + c.warpgroups * dq_stages
+    words = 2 * num_mbarriers(c, dq_stages, p_stages) + 2 * WALK_STAGES + 2 * Q_STAGES + c.warpgroups * dq_stages
     statistics = -(-4 * c.tile_m * Q_STAGES // 128) * 128 + 4 * c.tile_m * DO_STAGES
     return aligned(-(-4 * words // 128) * 128 + statistics)
 
 
-def plan_memory(c: BackwardCompute, deterministic: bool, exact_p: bool = False) -> BackwardMemory | Reject:
+def plan_memory(c: BackwardCompute, exact_p: bool = False) -> BackwardMemory | Reject:
     """Lay out K, V, Q, dO, dS, and the staged dQ or the exchanged P, in fp32 where `exact_p`.
 
     Rewrite   (tiles, head dims) -> sK, sV, sQ[2], sdO[2], sdS[2], and sdQ[2 or 1]; or sP[2 or 1] where the warpgroups
@@ -66,7 +67,7 @@ def plan_memory(c: BackwardCompute, deterministic: bool, exact_p: bool = False) 
                 smem_limit=sm90.SMEM_BYTES,
                 fragment_registers=fragment_registers(c),
                 register_limit=sm90.REGISTERS[c.warpgroups][1],
-                workspace_per_tile=c.tile_m * (qk + 2) + (TURN_WORDS if deterministic else 0),
+                workspace_per_tile=c.tile_m * (qk + 2) + COUNTER_WORDS,
             )
     return Reject(
         "memory",

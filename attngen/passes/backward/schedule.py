@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attngen.ir.backward import BackwardCompute, BackwardMemory, BackwardSchedule
 from attngen.ir.plan import NamedBarrier, Pipeline, Role
+from attngen.passes.backward.memory import WALK_STAGES
 from attngen.passes.backward.order import TileOrder
 from attngen.targets import sm90
 
@@ -13,7 +14,8 @@ def plan_schedule(
 ) -> BackwardSchedule:
     """Assign roles and write down who arrives where.
 
-    Rewrite   KV tile -> one CTA: a TMA producer warp, a reducing thread and 64 keys for each consumer warpgroup
+    Rewrite   KV tile after KV tile, handed out as CTAs come: a TMA producer warp, a reducing warp and 64 keys for each
+              consumer warpgroup
     Keeps     no barrier between the warpgroups inside the walk: dQ runs one step behind through the ring of dS
     """
     n, statistics = c.warpgroups, 4 * c.tile_m
@@ -32,6 +34,7 @@ def plan_schedule(
     load, exchange, add = ("producer", "consumers"), ("consumers", "consumers"), ("consumer", "reducer")
     splits = c.splits_operands
     reducers = 0 if splits else n
+    readers = 1 if splits else 4 * n  # of K and V; with split operands dK and dV leave through their bytes
     last = (
         pipeline("p", "sP", memory.p_stages, 0, 4, 4, ("consumer 0", "consumer 1"))
         if splits
@@ -45,9 +48,9 @@ def plan_schedule(
             *(Role(name=f"consumer {w}", warps=(4 + 4 * w, 8 + 4 * w), registers=consumer) for w in range(n)),
         ),
         pipelines=(
-            pipeline("k", "sK", 1, k_bytes, 1, 0, load),
-            pipeline("v", "sV", 1, v_bytes, 1, 0, load),
-            pipeline("walk", "steps", 1, 0, 1, 0, load),
+            pipeline("k", "sK", 1, k_bytes, 1, readers, load),
+            pipeline("v", "sV", 1, v_bytes, 1, readers, load),
+            pipeline("walk", "walks", WALK_STAGES, 0, 1, 4 * n + reducers, load),
             pipeline("q", "sQ", memory.q_stages, q_bytes + statistics, 1, 4 * n, load),
             pipeline("do", "sdO", memory.do_stages, do_bytes + statistics, 1, 4 * n, load),
             pipeline("ds", "sdS", memory.ds_stages, 0, 4 if splits else 4 * n, 4 * n, exchange),
@@ -55,11 +58,11 @@ def plan_schedule(
         ),
         named_barriers=(
             NamedBarrier(id=0, name="cta", threads=128 * (n + 1)),
-            NamedBarrier(id=1, name="store", threads=128 * n),
+            NamedBarrier(id=1, name="store" if splits else "stagger", threads=128 * n),
             *(
-                (NamedBarrier(id=2 + w, name=f"own sum of warpgroup {w}", threads=128) for w in range(n))
+                NamedBarrier(id=2 + w, name=f"own sum of warpgroup {w}", threads=128)
+                for w in range(n)
                 if splits
-                else (NamedBarrier(id=2, name="stagger", threads=256),)
             ),
             *(
                 NamedBarrier(id=4 + w, name=f"turn of warpgroup {w}", threads=128)
