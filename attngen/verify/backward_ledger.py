@@ -107,7 +107,7 @@ def wanted(plan_set: BackwardPlanSet) -> Events:
     methods["kernel"] = _kernel(plan_set)
     methods["prepare"] = _count("grid launch")
     methods["finish"] = _count("grid wait")
-    methods["load"] = _count("handed_out atomic_add relaxed gpu")
+    methods["next_tile"] = _count("handed_out atomic_add relaxed gpu")
     methods["tell"] = _count("rings.walk wait_free", "rings.walk.full arrive")
     methods["told"] = _count("rings.walk wait", "warp sync", "rings.walk.empty arrive")
     methods["load_kv"] = _count("ring wait_free", "ring.full announce", "ring.full load")
