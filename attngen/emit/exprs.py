@@ -29,7 +29,7 @@ dlse do dq dq_tiles dv dz element element_of empty finish frag_do frag_o head he
 layout_do layout_ds lse_at lse_log2 major_a major_b majors mdK mdLSE mdO mdQ mdV mma mma_dk mma_dq mma_dv mma_s n name
 prepare products q_tiles rmem row_0 sD sLSE sP sdO sdQ sdS shift slope smem source steps tma_dk tma_do tma_dv tma_mdK
 tma_mdO tma_mdV v_full walk_full words workspace zeros
-gD gLSE group_pairs groups keeps last_column last_row pairs passes r_0 total
+block gD gLSE group_pairs groups keeps last_column last_row pairs passes r_0 total
 """
 #: Words that the generated file defines or that Python and the DSL give a meaning; a name of a spec that is one of them
 #: gets a trailing underscore in the kernel.

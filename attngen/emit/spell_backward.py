@@ -84,7 +84,7 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         true_head_dim_qk=c.head_dim_qk,
         true_head_dim_v=c.head_dim_v,
         row_lanes_v=_lanes(c.head_dim_v),
-        transposes_dq=c.dq_transposed,
+        transposes_dq=any(p.compute.dq_transposed for p in plan_set.plans),
     )
 
 

@@ -118,8 +118,6 @@ PLANTED = (
     fault("dq-given-back-early", B, "overwritten while read",
           "dQ's buffer is given back while the bulk reduction reads it", "race",
           drop(r"cp\.async\.bulk\.wait_group\.read", 0, MAIN)),
-    fault("finish-no-barrier", B, "race, generic", "finish: threads read what others still write to shared memory",
-          "race, uninitialised-read", drop(r"bar\.sync\s+0", 0, FINISH)),
     fault("turn-not-waited-for", D, "race", "adds to dQ without waiting for its turn", NUMBERS,
           always(r"ld\.acquire", 0), always(r"ld\.acquire", 2)),
     fault("k-into-v", F, "race", "a copy of K lands in V's stage", "race, uninitialised-read",
@@ -188,6 +186,8 @@ PLANTED = (
           drop(r"griddepcontrol\.wait", 0, FINISH)),
 
     # --- numbers
+    fault("finish-wrong-lane", B, "wrong lane", "finish: a row's last exchange is with the wrong lane", NUMBERS,
+          sub(r"(shfl\.sync\.bfly\.b32\s.*), 2, ", r"\1, 1, ", 0, FINISH)),
     fault("swizzle-64", F, "wrong descriptor", "K's descriptor names the 64-byte swizzle", NUMBERS,
           sub(r"%r229, 1073741888", "%r229, -2147483584")),
     fault("stride-half", F, "wrong descriptor", "K's rows of eight lie 512 bytes apart", NUMBERS,
