@@ -217,6 +217,8 @@ class BackwardView(CommonView):
     counter_words: int
     counters_note: str
     tile_keys: str
+    shape_dk: str
+    shape_dv: str
     turn_note: str
     kv_descends: bool
     order_note: str

@@ -44,6 +44,7 @@ _PLAIN = {
     "self.let_second_start": "let_second_start",
     "self.wait_turn": "wait_turn",
     "self.pass_turn": "pass_turn",
+    "self.next_tile": "next_tile",
 }
 _WITH_ARGUMENTS = frozenset(("bulk wait", "wgmma wait"))
 
@@ -107,6 +108,7 @@ def wanted(plan_set: BackwardPlanSet) -> Events:
     methods["kernel"] = _kernel(plan_set)
     methods["prepare"] = _count("grid launch")
     methods["finish"] = _count("grid wait")
+    methods["load"] = _count(*("next_tile",) * (1 + deterministic))  # where tiles wait for others, the first too
     methods["next_tile"] = _count("handed_out atomic_add relaxed gpu")
     methods["tell"] = _count("rings.walk wait_free", "rings.walk.full arrive")
     methods["told"] = _count("rings.walk wait", "warp sync", "rings.walk.empty arrive")
