@@ -50,13 +50,14 @@ _WITH_ARGUMENTS = frozenset(("bulk wait", "wgmma wait"))
 
 
 def events(tree: ast.Module) -> Events:
-    """Synchronising calls of every function and method: `what is meant` + operation, counted."""
+    """Synchronising calls of every function and method: `what is meant` + operation, counted; loops over rings too."""
     found: Events = {}
     for scope in tree.body:
         owner = f"{scope.name}." if isinstance(scope, ast.ClassDef) else ""
         for method in scope.body if isinstance(scope, ast.ClassDef) else [scope]:
             if isinstance(method, ast.FunctionDef):
                 seen = Counter(e for n in ast.walk(method) if isinstance(n, ast.Call) and (e := event(n)))
+                seen.update(e for n in ast.walk(method) if isinstance(n, ast.For) and (e := _rings(n)))
                 if seen:
                     found[owner + method.name] = seen
     return found
@@ -88,6 +89,14 @@ def event(call: ast.Call) -> str | None:
     return f"{owner} {operation}" if operation in ("wait", "wait_free") and owner else None
 
 
+def _rings(loop: ast.For) -> str | None:
+    """`for ring in (rings.k, rings.v)`, or with what belongs to each beside it -> `ring of rings.k, rings.v`."""
+    target = loop.target.elts[0] if isinstance(loop.target, ast.Tuple) else loop.target
+    if dotted(target) != "ring" or not isinstance(loop.iter, ast.Tuple):
+        return None
+    return "ring of " + ", ".join(dotted(e.elts[0] if isinstance(e, ast.Tuple) else e) for e in loop.iter.elts)
+
+
 def _base(e: ast.expr) -> str:
     """`rings.q.full + stage` -> `rings.q.full`."""
     return dotted(e.left) if isinstance(e, ast.BinOp) else dotted(e)
@@ -112,8 +121,9 @@ def wanted(plan_set: BackwardPlanSet) -> Events:
     methods["next_tile"] = _count("handed_out atomic_add relaxed gpu")
     methods["tell"] = _count("rings.walk wait_free", "rings.walk.full arrive")
     methods["told"] = _count("rings.walk wait", "warp sync", "rings.walk.empty arrive")
-    methods["load_kv"] = _count("ring wait_free", "ring.full announce", "ring.full load")
-    methods["load_step"] = _count("ring wait_free", "ring.full announce", "ring.full load", "ring.full load")
+    methods["load_kv"] = _count("ring of rings.v, rings.k", "ring wait_free", "ring.full announce", "ring.full load")
+    methods["load_step"] = _count("ring of rings.q, rings.do", "ring wait_free", "ring.full announce")
+    methods["load_step"] += _count("ring.full load", "ring.full load")
     found = {f"AttentionBackward.{name}": calls for name, calls in methods.items()}
     found["Ring.wait"] = _count("self.full wait")
     found["Ring.wait_free"] = _count("self.empty wait")
@@ -134,7 +144,8 @@ def _kernel(plan_set: BackwardPlanSet) -> Counter[str]:
         for side, arrivals in (("full", pipe.full_arrivals), ("empty", pipe.empty_arrivals)):
             name = place.get(pipe.name, f"rings.{pipe.name}.{{}}").format(side)
             calls.append(f"{name} init {spelled.get(arrivals, arrivals)}")
-    return Counter(set(calls)) + _count("init fence", "cta sync", "grid wait", "grid launch")
+    loop = "ring of " + ", ".join(f"rings.{name}" for name in in_loop)
+    return Counter(set(calls)) + _count(loop, "init fence", "cta sync", "grid wait", "grid launch")
 
 
 def _release(*rings: str) -> tuple[str, ...]:
@@ -190,7 +201,9 @@ def _split_operands(deterministic: bool) -> Events:
         "back": _count(
             "rings.ds wait", "wgmma wait 0", "wgmma fence", "wgmma wait 1", "wgmma wait 0", *_release("do", "q", "ds"),
         ),
-        "store_sum": _count("fence shared", "BARRIER_OWN sync 128", "bulk commit", "bulk wait 0 read=True", "warp sync"),
+        "store_sum": _count(
+            "fence shared", "BARRIER_OWN sync 128", "bulk commit", "bulk wait 0 read=True", "warp sync"
+        ),
     }  # fmt: skip
     if deterministic:
         methods["back"] += _count("wait_turn", "pass_turn")

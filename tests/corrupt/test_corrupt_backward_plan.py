@@ -80,6 +80,9 @@ CORRUPTIONS: dict[str, tuple[str, Corrupt, str]] = {
         "memory: a dQ tile of 3840 words is not whole quads of every thread",
     ),
     "workspace": ("plain", slot("memory", workspace_per_tile=10401), "memory: 10401 words of workspace"),
+    "workspace without counters": (
+        "plain", slot("memory", workspace_per_tile=10400), "memory: 10400 words of workspace",
+    ),
     "workspace without D": ("plain", slot("memory", workspace_per_tile=10320), "memory: 10320 words of workspace"),
     "threads": ("plain", slot("launch", threads=256), "launch: 256 threads for 2 warpgroups"),
     "launch registers": ("plain", slot("launch", launch_registers=176), "launch: 176 registers of 384 threads"),
@@ -107,6 +110,13 @@ CORRUPTIONS: dict[str, tuple[str, Corrupt, str]] = {
     "ds arrivals": ("plain", item("schedule", "pipelines", "ds", full_arrivals=4), "schedule: arrivals"),
     "ds arrivals split": ("wide", item("schedule", "pipelines", "ds", full_arrivals=8), "schedule: arrivals"),
     "p arrivals": ("wide", item("schedule", "pipelines", "p", empty_arrivals=1), "schedule: arrivals"),
+    "k arrivals": ("plain", item("schedule", "pipelines", "k", empty_arrivals=0), "schedule: arrivals"),
+    "v arrivals split": ("wide", item("schedule", "pipelines", "v", empty_arrivals=8), "schedule: arrivals"),
+    "walk arrivals": ("plain", item("schedule", "pipelines", "walk", empty_arrivals=8), "schedule: arrivals"),
+    "walk arrivals split": ("wide", item("schedule", "pipelines", "walk", empty_arrivals=10), "schedule: arrivals"),
+    "stages of walks": (
+        "plain", item("schedule", "pipelines", "walk", stages=1), "schedule: walk has 1 stages, memory 2",
+    ),
     "dq arrivals": ("plain", item("schedule", "pipelines", "dq", full_arrivals=1), "schedule: arrivals"),
     "pipeline lost": ("plain", drop("schedule", "pipelines"), "schedule: arrivals"),
     "pipeline stages": (
@@ -127,9 +137,13 @@ CORRUPTIONS: dict[str, tuple[str, Corrupt, str]] = {
     ),
     "barrier twice": ("plain", item("schedule", "named_barriers", 1, id=0), "schedule: two named barriers"),
     "barrier threads": (
-        "plain", item("schedule", "named_barriers", "store", threads=128), "schedule: named barriers {0: 384, 1: 128",
+        "plain", item("schedule", "named_barriers", "stagger", threads=128),
+        "schedule: named barriers {0: 384, 1: 128",
     ),
-    "barrier lost": ("plain", drop("schedule", "named_barriers"), "schedule: named barriers {0: 384, 1: 256}"),
+    "barrier threads split": (
+        "wide", item("schedule", "named_barriers", "store", threads=128), "schedule: named barriers {0: 384, 1: 128",
+    ),
+    "barrier lost": ("plain", drop("schedule", "named_barriers"), "schedule: named barriers {0: 384}"),
     "turn lost": ("turns", drop("schedule", "named_barriers"), "the roles meet at"),
     "own sum": (
         "wide", item("schedule", "named_barriers", "own sum of warpgroup 1", threads=256), "3: 256}, the roles meet at",
