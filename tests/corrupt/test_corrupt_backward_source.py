@@ -135,7 +135,8 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
         f"{M}.next_tile: `handed_out atomic_add relaxed gpu` stands 0 times",
     ),
     "held before it runs": (
-        "turns", "        tile = self.next_tile(p, tidx)  # not the CTA's number: ", "        pass  # ", f"{M}.load: `next_tile` stands 1 times, the ledger asks for 2",
+        "turns", "        tile = self.next_tile(p, tidx)  # not the CTA's number: ", "        pass  # ",
+        f"{M}.load: `next_tile` stands 1 times, the ledger asks for 2",
     ),
     "Q overwritten": (
         "plain", "            ring.wait_free(i)\n", "", f"{M}.load_step: `ring wait_free` stands 0 times",
