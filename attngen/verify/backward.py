@@ -30,6 +30,7 @@ def _compute(plan: BackwardPlan) -> Iterator[Check]:
     keys = 64 if c.splits_operands else 64 * c.warpgroups
     yield c.tile_n == keys, f"compute: tile_n {c.tile_n}, the warpgroups own {keys} keys"
     yield not (c.splits_operands and c.dq_transposed), "compute: split operands take dQ as it is"
+    yield not (c.splits_operands and c.v_in_registers), "compute: split operands read V from shared memory"
     yield c.tile_m % 16 == 0 and 16 <= c.tile_m <= 256, f"compute: tile_m {c.tile_m} is no k extent of a WGMMA"
     yield rows % 64 == 0, f"compute: dQ has {rows} rows, not a multiple of 64"
     yield c.dq_columns % 8 == 0 and c.dq_columns <= 256, f"compute: dQ has {c.dq_columns} columns a warpgroup"
@@ -99,10 +100,10 @@ def _shapes(plan: BackwardPlan) -> dict[str, tuple[int, ...]]:
 
 
 def _held_registers(plan: BackwardPlan) -> int:
-    """fp32 words of a consumer thread that are there at once whatever the schedule: dK, dV, S and dP."""
+    """Words of a consumer thread that are there at once whatever the schedule: dK, dV, S, dP, and V if kept there."""
     c = plan.compute
     qk, v = c.head_dim_qk_padded, c.head_dim_v_padded
-    return (max(qk, v) if c.splits_operands else qk + v) // 2 + c.tile_m
+    return (max(qk, v) if c.splits_operands else qk + v) // 2 + c.tile_m + (v // 4 if c.v_in_registers else 0)
 
 
 def _roles(plan: BackwardPlan) -> Iterator[Check]:

@@ -63,7 +63,7 @@ def plan_compute(
     """Fix the MMA shapes of a candidate.
 
     Rewrite   (head dims, tile_m) -> S^T, dP^T m64 n{tile_m}; dV m64 n{head_dim_v} and dK m64 n{head_dim_qk} with their
-              left operands from registers; dQ by rows (tile_m = 128), by columns (64), transposed (head_dim_qk a
+              left operands from registers, dP with V from there where it fits; dQ by rows (tile_m = 128), by columns (64), transposed (head_dim_qk a
               multiple of 64)
     Keeps     the head dims' meaning: padding columns are zeros that TMA fills and clips
     Rejects   tiles whose dQ no WGMMA shape covers; fragments that leave too few registers
@@ -107,6 +107,7 @@ def plan_compute(
         splits_operands=splits,
         dq_transposed=transposed,
         drains=drains,
+        v_in_registers=not splits and needed + v // 4 <= room,
         has_score=has_score,
         expression_registers=extra,
     )
@@ -118,4 +119,5 @@ def fragment_registers(c: BackwardCompute) -> int:
     sums = max(qk, v) // 2 if c.splits_operands else (qk + v) // 2
     dq = m * qk // (128 * c.warpgroups)
     packed = m // 4 if c.splits_operands else m // 2
-    return sums + max(m + c.expression_registers, dq if c.drains else packed + dq)
+    held = sums + (v // 4 if c.v_in_registers else 0)
+    return held + max(m + c.expression_registers, dq if c.drains else packed + dq)

@@ -18,14 +18,15 @@ STEP_CYCLES = 300
 def step_cost(c: BackwardCompute, gradient: GradientForm) -> Cost:
     """Cycles that one full step keeps each unit of an SM busy.
 
-    Operands from shared memory, bytes by warpgroup: S, dP read both tiles; dV, dK read dO and Q (P and dS come from
+    Operands from shared memory, bytes by warpgroup: S, dP read both tiles (V once for all, if from registers); dV, dK read dO and Q (P and dS come from
     registers); dQ reads its halves of dS and K. dS is written once, dQ (fp32) or P (split operands) written and read.
     """
     qk, v, m, n, wgs = c.head_dim_qk_padded, c.head_dim_v_padded, c.tile_m, c.tile_n, c.warpgroups
     own = 64  # rows of a WGMMA
     rows, _ = c.dq_shape
     dq_rows = rows // wgs if c.dq_by_rows else rows
-    reads = ((own + m) * (qk + v) + m * (qk + v)) * (1 if c.splits_operands else wgs)
+    v_rows = 0 if c.v_in_registers else own
+    reads = (own * qk + v_rows * v + 2 * m * (qk + v)) * (1 if c.splits_operands else wgs)
     reads += wgs * n * (dq_rows + c.dq_columns * (dq_rows // own))  # each WGMMA of 64 rows reads the columns again
     through = 2 * 2 * m * n if c.splits_operands else 2 * 4 * m * qk  # P, or dQ: written and read once
     smem = (2 * reads + 2 * m * n + through) / sm90.SMEM_BYTES_PER_CYCLE
