@@ -20,7 +20,7 @@ from attngen.diag.diagnostic import AttnError, Diagnostic, error
 from attngen.ir.gradient import GradientKind
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
-from attngen.jit import captured, contract, launch
+from attngen.jit import captured, contract, launch, partial
 from attngen.jit.cache import KernelCache
 from attngen.jit.launch import Ready
 from attngen.jit.load import Loaded, Progress, load
@@ -206,7 +206,10 @@ class Backward:
         dq, dk, dv = (_empty_like(x) if on else x for x, on in zip((q, k, v), wanted, strict=False))
         sizes = sizes_of(self.spec, q, k)
         tail = (*params, *self._binder.widened(tensors, sizes)) if tensors else params
-        call = (ready, variant, (q, k, v, o), lse, do, dlse, (dq, dk, dv), value, sizes, tail)
+        heads, axis = partial.heads_of_sums(sizes["heads_q"], sizes["heads_kv"]), 1 if self._bhsd else 2
+        in_parts = heads != sizes["heads_kv"] and (wanted[1] or wanted[2])
+        sums = [partial.buffer_like(x, heads, axis) for x in (k, v)] if in_parts else [dk, dv]
+        call = (ready, variant, (q, k, v, o), lse, do, dlse, (dq, *sums), value, sizes, tail)
         found: dict[str, Any] = {}
         if not variant.learned:
             self._launch(*call, ())
@@ -217,6 +220,10 @@ class Backward:
                 self._launch(*call, given)
             named = self._named(params)
             found = captured.gradients(self.spec, variant.rows, made, variant.learned, named, by_name, sizes)
+        if in_parts:
+            for part, out, on in zip(sums, (dk, dv), wanted[1:3], strict=True):
+                if on:
+                    partial.add_up(part, out, axis)
         if variant.referenced:
             names = frozenset(variant.referenced)
             found |= self._reference(names, q, k, v, o, lse, do, dlse, params, tensors, value).captured
