@@ -142,8 +142,10 @@ def _plan(p: BackwardPlan) -> Iterator[str]:
     rows, columns = c.dq_shape
     dq = "dQ^T = K^T dS^T" if c.dq_transposed else "dQ = dS K"
     yield f"             {dq}, {rows} x {columns}, shared out by {'rows' if c.dq_by_rows else 'columns'}" + (
-        "; dV and dK are done before dQ starts" if c.drains else "; dV and dK run on while dQ starts"
+        "; dV and dK are done before dQ starts" if c.drains else "; dK runs on while dQ is staged"
     )
+    if c.v_in_registers:
+        yield "             dP^T = V dO^T reads V from registers"
     loop = "some steps are unmasked" if m.has_interior else "every step is masked"
     yield f"  loop       query tiles of every query head that see the KV tile; {loop}; a masked step tests {m.test}"
     yield (

@@ -104,6 +104,7 @@ def _tile(p: BackwardPlan) -> BackwardTile:
         dq_stages=p.memory.dq_stages,
         dq_transposed=p.compute.dq_transposed,
         drains=p.compute.drains,
+        v_in_registers=p.compute.v_in_registers,
         grouped=p.schedule.grouped,
         producer_registers=p.schedule.roles[0].registers,
         consumer_registers=p.schedule.roles[-1].registers,

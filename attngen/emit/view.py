@@ -203,6 +203,7 @@ class BackwardTile:
     dq_stages: int
     dq_transposed: bool
     drains: bool
+    v_in_registers: bool
     grouped: bool
     producer_registers: int
     consumer_registers: int

@@ -42,6 +42,8 @@ class BackwardCompute(Node):
     dq_transposed: bool
     #: dV and dK are waited for before dQ starts: their operands' registers are needed.
     drains: bool
+    #: dP^T = V dO^T reads V from registers, where it stays for a KV tile: fewer operand bytes from shared memory.
+    v_in_registers: bool = False
     #: Scores beyond scaling: evaluated element by element, with their slope.
     has_score: bool
     #: Registers that expressions evaluated element by element take beside the fragments.

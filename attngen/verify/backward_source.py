@@ -139,7 +139,8 @@ def _numbers(tree: ast.Module, plan_set: BackwardPlanSet) -> Iterator[str]:
 def _tile(p: BackwardPlan) -> dict[str, Any]:
     """Fields of one entry of PLANS."""
     c, m = p.compute, p.memory
-    rings = {} if c.splits_operands else {"dq_stages": m.dq_stages, "dq_transposed": c.dq_transposed}
+    own = {"dq_stages": m.dq_stages, "dq_transposed": c.dq_transposed, "v_in_registers": c.v_in_registers}
+    rings = {} if c.splits_operands else own
     return {
         "tile_m": c.tile_m,
         "warpgroups": c.warpgroups,
