@@ -94,7 +94,7 @@ def test_the_text_launches_what_the_plan_says(deterministic: bool, heads_kv: int
     workers = group * n_blocks
     schedule = schedule.replace(grouped=True)
     p = SimpleNamespace(
-        n_blocks=n_blocks, heads_kv=heads_kv, batch=batch,
+        n_blocks=n_blocks, heads_dkv=heads_kv, batch=batch,
         group_pairs=schedule.group_pairs(heads_kv * batch, n_blocks, workers),
     )  # fmt: skip
     coords = methods(plans, "tile_coords")["tile_coords"]
@@ -120,8 +120,8 @@ def test_turns_follow_the_order_of_launch_in_the_text(clauses: str, seqlen_q: in
     c = plans.plans[0].compute
     m_blocks, n_blocks = -(-seqlen_q // c.tile_m), -(-seqlen_kv // c.tile_n)
     p = SimpleNamespace(
-        seqlen_q=seqlen_q, seqlen_kv=seqlen_kv, heads_q=1, heads_kv=1, batch=1, qhead_per_kvhead=1, m_blocks=m_blocks,
-        n_blocks=n_blocks, group_pairs=1,
+        seqlen_q=seqlen_q, seqlen_kv=seqlen_kv, heads_q=1, heads_kv=1, heads_dkv=1, batch=1, qhead_per_kvhead=1,
+        m_blocks=m_blocks, n_blocks=n_blocks, group_pairs=1,
     )  # fmt: skip
     found = methods(plans, "tile_coords", "turn", "hull", "live_tiles", "kv_tiles")
     kernel = SimpleNamespace(tile_m=c.tile_m, tile_n=c.tile_n)
