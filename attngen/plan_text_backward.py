@@ -166,6 +166,8 @@ def _plan(p: BackwardPlan) -> Iterator[str]:
     yield f"  registers  {mem.fragment_registers} of {mem.register_limit} for fragments ({split})"
     yield f"             launch {p.launch.launch_registers}, {roles}"
     heads = "as many heads together as fill the SMs" if s.grouped else "one head after the other"
+    if s.serpentine:
+        heads += ", query heads of a KV head in a serpentine walk"
     yield f"  schedule   {p.launch.threads} threads, one CTA a KV tile and KV head; KV tiles {s.kv_order}, {heads}"
     for q in s.pipelines:
         arrivals = f"arrivals {q.full_arrivals} full, {q.empty_arrivals} empty"

@@ -29,7 +29,7 @@ def _some_plan() -> BackwardPlanSet:
 
 def make_plans(
     spec: AttentionSpec, tile_m: int, tile_n: int, *, deterministic: bool = False, test: str | None = None,
-    kv_order: str = "ascending", grouped: bool = False,
+    kv_order: str = "ascending", grouped: bool = False, serpentine: bool = False,
 ) -> BackwardPlanSet:  # fmt: skip
     """One plan of `spec` with the given tile and the gradients of all its tensors; `test` None: what follows."""
     some = _some_plan()
@@ -43,7 +43,7 @@ def make_plans(
             plan.replace(
                 compute=plan.compute.replace(tile_m=tile_m, tile_n=tile_n),
                 mask=mask if test is None else mask.replace(test=test),
-                schedule=plan.schedule.replace(kv_order=kv_order, grouped=grouped),
+                schedule=plan.schedule.replace(kv_order=kv_order, grouped=grouped, serpentine=serpentine),
             ),
         ),
     )

@@ -72,6 +72,7 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         counters_note=": KV tiles that have added, by warpgroup; KV tiles handed out" if plan_set.deterministic else ": the last one counts KV tiles handed out",
         turn_note="Higher tiles first" if descends else "Lower tiles first",
         kv_descends=descends,
+        serpentine=first.schedule.serpentine,
         order_note=f"Group by group of heads, {'last' if descends else 'first'} keys first.",
         ds_stages=first.memory.ds_stages,
         splits_operands=c.splits_operands,

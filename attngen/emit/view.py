@@ -222,6 +222,7 @@ class BackwardView(CommonView):
     shape_dv: str
     turn_note: str
     kv_descends: bool
+    serpentine: bool
     order_note: str
     ds_stages: int
     splits_operands: bool

@@ -3,9 +3,10 @@
 One step of the main kernel takes one query tile against the CTA's KV tile. The walk of a KV tile n, as every consumer
 of a plan (kernel, plan execution, cost) understands it: the query heads of its KV head one after the other, and of each
 the query tiles m, ascending, for which n lies in the live tiles of m as `plan` defines them with this plan's tile_m and
-tile_n. A step is masked unless some clause of the mask form keeps all of n for every row of m (and, with a score,
-unless m lies within seqlen_q). A walk without any step takes one masked step, of m = 0. Deterministic plans of several
-clauses walk all tiles from the first to the last that some clause touches, so that turns can be counted.
+tile_n; `BackwardSchedule.serpentine` is another order of the same steps. A step is masked unless some clause of the
+mask form keeps all of n for every row of m (and, with a score, unless m lies within seqlen_q). A walk without any step
+takes one masked step, of m = 0. Deterministic plans of several clauses walk all tiles from the first to the last that
+some clause touches, so that turns can be counted.
 """
 
 from __future__ import annotations
@@ -99,6 +100,15 @@ class BackwardSchedule(SchedulePlan):
     kv_order: Literal["ascending", "descending"]
     #: Groups about fill the SMs, and are even in number; else each pair is one.
     grouped: bool
+    #: The walk of a CTA with several query heads: not head by head, but all heads of a query tile, then of the next
+    #: one; from the last query tile to the first in even waves of CTAs, and back in odd ones (see `wave`).
+    serpentine: bool
+
+    def wave(self, tile: int, group_tiles: int, ctas: int) -> int:
+        """The wave of a KV tile by its number: about as many tiles as there are CTAs, whole waves to a group."""
+        waves = max((group_tiles + ctas // 2) // ctas, 1)
+        group, rest = divmod(tile, group_tiles)
+        return group * waves + rest * waves // group_tiles
 
     def group_pairs(self, pairs: int, n_blocks: int, workers: int) -> int:
         """How many (batch element, KV head) pairs a group has; `workers`: SMs. The last one may have fewer."""

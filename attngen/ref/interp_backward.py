@@ -166,8 +166,11 @@ class _Execution:
         return whole
 
     def all(self, workers: int) -> Result:
-        for b, h_kv, n in launch_order(self.plan.schedule, self.n_blocks, self.heads_kv, self.batch, workers):
-            self.kv_tile(b, h_kv, n)
+        schedule, pairs = self.plan.schedule, self.heads_kv * self.batch
+        ctas, group = min(self.n_blocks * pairs, workers), schedule.group_pairs(pairs, self.n_blocks, workers)
+        for tile, (b, h_kv, n) in enumerate(launch_order(schedule, self.n_blocks, self.heads_kv, self.batch, workers)):
+            even = schedule.wave(tile, group * self.n_blocks, ctas) % 2 == 0
+            self.kv_tile(b, h_kv, n, descends=even)
         dq, dk = self.dq * self.bound.scale, self.dk * self.bound.scale
         return Result(
             dq[:, :, : self.seqlen_q].transpose(1, 2),
@@ -177,11 +180,13 @@ class _Execution:
             self.trace,
         )
 
-    def kv_tile(self, b: int, h_kv: int, n: int) -> None:
-        """One CTA: every query head of the KV head, of each the query tiles that see the tile."""
+    def kv_tile(self, b: int, h_kv: int, n: int, descends: bool) -> None:
+        """One KV tile: the query tiles of every query head of the KV head that see the tile. `descends`: serpentine."""
         group = self.heads_q // self.heads_kv
         heads = range(h_kv * group, (h_kv + 1) * group)
         steps = [s for h in heads for s in self.steps(b, h, n)] or [Step(b, heads[0], 0, n, True)]
+        if self.plan.schedule.serpentine and group > 1:
+            steps.sort(key=lambda s: -s.m_block if descends else s.m_block)  # stable: heads stay in their order
         for s in steps:
             self.trace.steps.append(s)
             self.step(s, h_kv)

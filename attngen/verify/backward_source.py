@@ -257,7 +257,9 @@ _KV_ORDER = {
 
 def _turns(methods: Mapping[str, ast.FunctionDef], plan_set: BackwardPlanSet) -> Iterator[str]:
     """KV tiles are launched in the plan's order, and add in the order of launch: another one never ends."""
-    order = plan_set.plans[0].schedule.kv_order
+    order, serpentine = plan_set.plans[0].schedule.kv_order, plan_set.plans[0].schedule.serpentine
+    if ("descends" in methods) != serpentine:
+        yield f"{CLASS}: a {'straight' if serpentine else 'serpentine'} walk, the plan says the other one"
     for name, said in zip(("tile_coords", "turn")[: 1 + plan_set.deterministic], _KV_ORDER[order], strict=False):
         returns = [n.value for n in ast.walk(methods[name]) if isinstance(n, ast.Return)] if name in methods else []
         found = [ast.unparse(r.elts[0]) for r in returns if isinstance(r, ast.Tuple)]

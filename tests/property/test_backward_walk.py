@@ -41,15 +41,18 @@ def inputs(s: AttentionSpec, sq: int, skv: int, heads: tuple[int, int], seed: in
     deterministic=st.booleans(),
     kv_order=st.sampled_from(["ascending", "descending"]),
     grouped=st.booleans(),
+    serpentine=st.booleans(),
     element_test=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_any_mask(mask, score, tile, size, heads, values, deterministic, kv_order, grouped, element_test, seed) -> None:  # type: ignore[no-untyped-def]
+def test_any_mask(  # type: ignore[no-untyped-def]
+    mask, score, tile, size, heads, values, deterministic, kv_order, grouped, serpentine, element_test, seed
+) -> None:
     """Every kept pair once; in deterministic plans turns in the order of launch, and no turn twice."""
     s = spec(mask, SCORES[score], tensors=NAMES, d=3, dv=2)
     plans = make_plans(
         s, *tile, deterministic=deterministic, test="elements" if element_test else None, kv_order=kv_order,
-        grouped=grouped,
+        grouped=grouped, serpentine=serpentine,
     )  # fmt: skip
     (sq, skv), (hq, _) = size, heads
     g = torch.Generator().manual_seed(seed)

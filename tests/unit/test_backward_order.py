@@ -104,6 +104,45 @@ def test_the_text_launches_what_the_plan_says(deterministic: bool, heads_kv: int
 
 
 @pytest.mark.parametrize(
+    ("clauses", "expected"),
+    [
+        ("mask = kv_idx <= q_pos", True),
+        ("", False),  # walks are even
+        ("mask = kv_idx >= q_pos", False),  # they meet at the first query tile
+        ("mask = kv_idx <= q_pos and q_pos - kv_idx < 300", False),  # they do not meet
+        ("mask = kv_idx <= q_pos + h", False),  # heads differ
+    ],
+    ids=["causal", "full", "later keys", "window", "by head"],
+)
+def test_serpentine_walks(clauses: str, expected: bool) -> None:
+    for deterministic in (False, True):
+        assert planned(clauses, deterministic).plans[0].schedule.serpentine == (expected and not deterministic)
+
+
+@pytest.mark.parametrize(
+    ("group_tiles", "ctas", "expected"),
+    [
+        (128, 132, [0] * 128 + [1] * 128),  # a group a wave
+        (256, 132, [0] * 128 + [1] * 128 + [2] * 128),
+        (5, 4, [0] * 5 + [1] * 5),
+        (6, 4, [0] * 3 + [1] * 3 + [2] * 3),
+        (1, 9, [0, 1, 2, 3]),
+    ],
+)
+def test_waves(group_tiles: int, ctas: int, expected: list[int]) -> None:
+    """Of the plan, and of the text that follows it."""
+    plans = planned("mask = kv_idx <= q_pos")
+    schedule = plans.plans[0].schedule
+    assert [schedule.wave(tile, group_tiles, ctas) for tile in range(len(expected))] == expected
+    found = methods(plans, "descends", grid=ctas)["descends"]
+    for heads in (1, 4):
+        p = SimpleNamespace(group_pairs=1, n_blocks=group_tiles, heads_per_cta=heads)
+        assert [found(None, tile, p) for tile in range(len(expected))] == [
+            heads > 1 and wave % 2 == 0 for wave in expected
+        ]
+
+
+@pytest.mark.parametrize(
     "clauses",
     [
         "mask = kv_idx <= q_pos",
@@ -137,14 +176,14 @@ def test_turns_follow_the_order_of_launch_in_the_text(clauses: str, seqlen_q: in
     assert adds >= n_blocks
 
 
-def methods(plans: BackwardPlanSet, *names: str) -> dict[str, Any]:
+def methods(plans: BackwardPlanSet, *names: str, grid: int = 1) -> dict[str, Any]:
     """Methods of the emitted class that compute with ints alone, to be called with Python's."""
     tree = ast.parse(emit_backward(plans).text)
     owner = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "AttentionBackward")
     body = [n for n in owner.body if isinstance(n, ast.FunctionDef) and n.name in names]
     space: dict[str, Any] = {
         "cutlass": SimpleNamespace(min=min, max=max),
-        "cute": SimpleNamespace(ceil_div=lambda a, b: -(-a // b)),
+        "cute": SimpleNamespace(ceil_div=lambda a, b: -(-a // b), arch=SimpleNamespace(grid_dim=lambda: (grid, 1, 1))),
         "select": lambda c, a, b: a if c else b,
         "Int32": int,
     }

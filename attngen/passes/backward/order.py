@@ -16,6 +16,7 @@ from typing import Literal
 
 from attngen.ir import integers
 from attngen.ir.backward import BackwardCompute
+from attngen.ir.expr import atoms_of
 from attngen.ir.forms import MaskForm
 from attngen.ir.spec import AttentionSpec
 from attngen.passes.facts import Q_HI, Q_LO
@@ -35,6 +36,7 @@ class TileOrder:
 
     kv_order: KvOrder
     grouped: bool
+    serpentine: bool
 
 
 def plan_order(spec: AttentionSpec, form: MaskForm, c: BackwardCompute, deterministic: bool) -> TileOrder:
@@ -42,19 +44,19 @@ def plan_order(spec: AttentionSpec, form: MaskForm, c: BackwardCompute, determin
 
     Where both orders are equal, or a bound reads what only a call knows: descending with turns, which a causal mask of
     any kind needs, and ascending without. Heads are grouped where walks differ in length, or may: the long walks of all
-    come first. Not with turns, whose order has the long walks last, and gains nothing.
+    come first. Not with turns, whose order has the long walks last, and gains nothing. Grouped walks that all end at
+    the last query tile, in every head alike, are serpentine.
     """
     usual: KvOrder = "descending" if deterministic else "ascending"
     other: KvOrder = "ascending" if deterministic else "descending"
     walks = kv_walks(spec, form, c.tile_m, c.tile_n, deterministic)
     if walks is None:
-        return TileOrder(usual, grouped=not deterministic)
+        return TileOrder(usual, grouped=not deterministic, serpentine=False)
     times = {order: makespan(walks, order, deterministic) for order in (usual, other)}
     lengths = [len(walk) for walk in walks]
-    return TileOrder(
-        other if times[other] < 0.99 * times[usual] else usual,
-        grouped=not deterministic and max(lengths) > UNEVEN * sum(lengths) / TILES,
-    )
+    grouped = not deterministic and max(lengths) > UNEVEN * sum(lengths) / TILES
+    meet = len({walk[-1] for walk in walks if walk}) == 1 and not atoms_of(form.mask) & {"h", "h_kv"}
+    return TileOrder(other if times[other] < 0.99 * times[usual] else usual, grouped, serpentine=grouped and meet)
 
 
 def kv_walks(

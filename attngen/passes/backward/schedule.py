@@ -75,4 +75,5 @@ def plan_schedule(
         l2_group_bytes=0,
         kv_order=tiles.kv_order,
         grouped=tiles.grouped,
+        serpentine=tiles.serpentine,
     )
