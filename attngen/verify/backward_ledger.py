@@ -136,16 +136,20 @@ def _kernel(plan_set: BackwardPlanSet) -> Counter[str]:
     """Every mbarrier by its arrivals, then the CTA and the grid before it."""
     p = plan_set.plans[0]
     warps = 4 * p.compute.warpgroups
-    in_loop = ("q", "do", "walk") if p.compute.splits_operands else ("k", "v", "q", "do")  # one loop initialises these
-    place = {"dq": "rings.dq_{}"} | dict.fromkeys(in_loop, "ring.{}")
+    loops = (("k", "v"), ("q", "do", "walk")) if p.compute.splits_operands else (("k", "v", "q", "do"),)
     spelled = {warps: "warps", warps + p.compute.warpgroups: "warps + self.warpgroups"}
-    calls = []
-    for pipe in p.schedule.pipelines:
-        for side, arrivals in (("full", pipe.full_arrivals), ("empty", pipe.empty_arrivals)):
-            name = place.get(pipe.name, f"rings.{pipe.name}.{{}}").format(side)
-            calls.append(f"{name} init {spelled.get(arrivals, arrivals)}")
-    loop = "ring of " + ", ".join(f"rings.{name}" for name in in_loop)
-    return Counter(set(calls)) + _count(loop, "init fence", "cta sync", "grid wait", "grid launch")
+    calls: Counter[str] = Counter()
+    for names in (*loops, *((q.name,) for q in p.schedule.pipelines if not any(q.name in loop for loop in loops))):
+        place = f"rings.{names[0]}." if names not in loops else "ring."
+        place = {"rings.dq.": "rings.dq_"}.get(place, place)
+        inits = set()
+        for pipe in (q for q in p.schedule.pipelines if q.name in names):
+            for side, arrivals in (("full", pipe.full_arrivals), ("empty", pipe.empty_arrivals)):
+                inits.add(f"{place}{side} init {spelled.get(arrivals, arrivals)}")
+        calls += Counter(inits)
+        if names in loops:
+            calls += _count("ring of " + ", ".join(f"rings.{name}" for name in names))
+    return calls + _count("init fence", "cta sync", "grid wait", "grid launch")
 
 
 def _release(*rings: str) -> tuple[str, ...]:
