@@ -217,6 +217,10 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
         "turns", "return p.n_blocks - 1 - place, ", "return place, ",
         f"{M}.tile_coords: KV tiles in the order place, the plan says descending",
     ),
+    "straight walk": (
+        "plain", "    def descends(self, tile, p):", "    def falls(self, tile, p):",
+        "AttentionBackward: a straight walk, the plan says the other one",
+    ),
     "launched in another order": (
         "plain", "return place, ", "return p.n_blocks - 1 - place, ",
         f"{M}.tile_coords: KV tiles in the order p.n_blocks - 1 - place, the plan says ascending",
