@@ -45,6 +45,8 @@ class Variant:
 
     functions: tuple[Any, ...]
     tile_m: tuple[int, ...]
+    #: Of the last plan, which serves any length.
+    tile_n: int
     workspace: tuple[int, ...]
     limits: tuple[int, ...]
     #: Entries of the file's `gradients`.
@@ -163,6 +165,7 @@ class Backward:
         return Variant(
             functions=loaded.functions if loaded is not None else (),
             tile_m=tuple(int(p["tile_m"]) for p in meta["plans"]),
+            tile_n=int(meta["plans"][-1]["tile_n"]),
             workspace=tuple(int(p["workspace_per_tile"]) for p in meta["plans"]),
             limits=tuple(meta["limits"]),
             rows=rows,
@@ -206,8 +209,10 @@ class Backward:
         dq, dk, dv = (_empty_like(x) if on else x for x, on in zip((q, k, v), wanted, strict=False))
         sizes = sizes_of(self.spec, q, k)
         tail = (*params, *self._binder.widened(tensors, sizes)) if tensors else params
-        heads, axis = partial.heads_of_sums(sizes["heads_q"], sizes["heads_kv"]), 1 if self._bhsd else 2
-        in_parts = heads != sizes["heads_kv"] and (wanted[1] or wanted[2])
+        axis, heads_kv = 1 if self._bhsd else 2, sizes["heads_kv"]
+        kv_tiles = -(-sizes["seqlen_kv"] // variant.tile_n) * sizes["batch"]
+        heads = partial.heads_of_sums(kv_tiles, sizes["heads_q"], heads_kv, ready[1])
+        in_parts = heads != heads_kv and (wanted[1] or wanted[2])
         sums = [partial.buffer_like(x, heads, axis) for x in (k, v)] if in_parts else [dk, dv]
         call = (ready, variant, (q, k, v, o), lse, do, dlse, (dq, *sums), value, sizes, tail)
         found: dict[str, Any] = {}

@@ -1,9 +1,8 @@
-"""dK and dV of grouped query heads: over how many query heads one CTA sums, and the sum of the rest.
+"""dK and dV of grouped query heads where KV tiles are few: the sum over the query heads of a KV head, in parts.
 
-A CTA that walks over all query heads of a KV head leaves nothing to add up. But CTAs with long and short walks drift
-apart, each at another query head: Q, dO and the fp32 sums of dQ of all of them are in use at a time, more than L2
-holds, and additions to dQ go to DRAM. With few query heads a CTA it writes dK and dV of those only, and the sum over
-the rest is one more pass over tensors that are small beside dQ (measured in docs/performance.md).
+A CTA walks over all query heads of a KV head and leaves nothing to add up, as long as there is a KV tile for every SM.
+A short call has fewer. Then a CTA takes part of the query heads and writes dK and dV of those only; the sum of the
+parts is one more pass over tensors that are small beside dQ.
 """
 
 from __future__ import annotations
@@ -12,15 +11,16 @@ from typing import Any
 
 import torch
 
-#: Query heads that a CTA walks over, at most: two keep what is in use within L2 and halve the tensors to add up.
-HEADS_PER_CTA = 2
 
+def heads_of_sums(kv_tiles: int, heads_q: int, heads_kv: int, workers: int) -> int:
+    """Heads of the dK and dV that a launch writes: `heads_kv`, or a multiple of it for `add_up`.
 
-def heads_of_sums(heads_q: int, heads_kv: int) -> int:
-    """Heads of the dK and dV that a launch writes: `heads_kv`, or a multiple of it for `add_up`."""
+    `kv_tiles`: of one head, over the batch; `workers`: CTAs that run at a time. The fewest parts that give all of them
+    a KV tile, or as many as there are query heads.
+    """
     group = heads_q // heads_kv
-    per_cta = next(n for n in range(min(HEADS_PER_CTA, group), 0, -1) if group % n == 0)
-    return heads_q // per_cta
+    parts = next((n for n in range(1, group) if group % n == 0 and kv_tiles * heads_kv * n >= workers), group)
+    return heads_kv * parts
 
 
 def buffer_like(x: Any, heads: int, axis: int) -> Any:

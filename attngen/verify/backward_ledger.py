@@ -160,12 +160,12 @@ def _own_keys(deterministic: bool) -> Events:
     """Warpgroups with 64 keys each; dQ leaves through shared memory and a reducing thread."""
     methods: Events = {
         "consume_tile": _count(
-            "wait_for_first", "rings.k wait", "rings.v wait", "warp sync", "rings.v.empty arrive", "let_second_start",
-            "rings.v.empty arrive", "rings.k.empty arrive",
+            "rings.k wait", "rings.v wait", "warp sync", "rings.v.empty arrive", "rings.v.empty arrive",
+            "rings.k.empty arrive",
         ),
         "front": _count(
-            "rings.q wait", "wgmma fence", "rings.do wait", "wgmma wait 1", "wgmma wait 0",
-            "wgmma wait 0", "rings.ds wait_free", "wgmma fence", "rings.ds.full publish",
+            "wait_for_first", "rings.q wait", "wgmma fence", "rings.do wait", "wgmma wait 1", "wgmma wait 0",
+            "wgmma wait 0", "let_second_start", "rings.ds wait_free", "wgmma fence", "rings.ds.full publish",
             "wgmma wait 0", *_release("do", "q"),
         ),
         "wait_for_first": _count("BARRIER_STAGGER sync 256"),

@@ -5,21 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attngen.jit.partial import HEADS_PER_CTA, add_up, buffer_like, heads_of_sums
+from attngen.jit.partial import add_up, buffer_like, heads_of_sums
 
 
 @pytest.mark.parametrize("heads_kv", [1, 2, 3])
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 16])
-def test_a_cta_takes_a_whole_part_of_the_group(heads_kv: int, group: int) -> None:
-    heads = heads_of_sums(heads_kv * group, heads_kv)
-    assert heads % heads_kv == 0 and (heads_kv * group) % heads == 0
-    per_cta = heads_kv * group // heads
-    assert per_cta <= HEADS_PER_CTA
-    assert per_cta == HEADS_PER_CTA or group % HEADS_PER_CTA or group < HEADS_PER_CTA
+@pytest.mark.parametrize("kv_tiles", [1, 5, 16, 132, 1000])
+def test_the_fewest_parts_that_give_every_sm_a_tile(heads_kv: int, group: int, kv_tiles: int) -> None:
+    heads = heads_of_sums(kv_tiles, heads_kv * group, heads_kv, 132)
+    parts = heads // heads_kv
+    assert heads % heads_kv == 0 and group % parts == 0
+    fewer = [n for n in range(1, parts) if group % n == 0]
+    assert all(kv_tiles * heads_kv * n < 132 for n in fewer)
+    assert kv_tiles * heads >= 132 or parts == group
 
 
-def test_nothing_is_added_up_where_a_cta_takes_the_group() -> None:
-    assert heads_of_sums(8, 8) == 8 and heads_of_sums(8, 8 // HEADS_PER_CTA) == 8 // HEADS_PER_CTA
+def test_nothing_is_added_up_where_tiles_are_many() -> None:
+    assert heads_of_sums(64, 32, 4, 132) == 4 and heads_of_sums(8, 8, 8, 132) == 8
+    assert heads_of_sums(8, 32, 4, 132) == 32 and heads_of_sums(16, 32, 4, 132) == 16
 
 
 @pytest.mark.parametrize("axis", [1, 2])
