@@ -75,6 +75,15 @@ def test_several_schedules() -> None:
     verify(kernels(FULL), call(FULL, Shape(1, 2, 1, 150, 140)), seeds=range(3), sms=3)
 
 
+def test_serpentine_walks() -> None:
+    """Several query heads a CTA and few CTAs: waves that descend and waves that ascend, groups of heads."""
+    spec = written(64, 0, CAUSAL)
+    made = kernels(spec)
+    assert made.plans.plans[0].schedule.serpentine
+    verify(made, call(spec, Shape(1, 4, 1, 240, 390)), workers=2)
+    verify(made, call(spec, Shape(2, 4, 2, 130, 200), seed=1), seeds=(1,), sms=2, workers=3)
+
+
 def test_strides() -> None:
     """Rows inside wider rows, LSE in another order, a gradient of LSE that is zero throughout, with stride 0."""
     verify(kernels(FULL), strided(call(FULL, Shape(2, 2, 2, 90, 70))))
