@@ -128,22 +128,25 @@ def _determinism(plans: BackwardPlanSet) -> Iterator[str]:
 
 def turn_words(plans: BackwardPlanSet) -> int:
     """Words of a query tile's workspace that count turns."""
-    return plans.plans[0].compute.warpgroups if plans.deterministic else 0
+    return plans.plans[0].compute.dq_parts if plans.deterministic else 0
 
 
 def _plan(p: BackwardPlan) -> Iterator[str]:
     c, m, s, mem = p.compute, p.mask, p.schedule, p.memory
     yield f"backward plan {p.name}"
-    shares = "one owns dV, the other dK, of the same keys" if c.splits_operands else "64 keys each"
+    shares = "64 keys each"
+    if c.splits_operands:
+        shares = f"one owns dV, the other dK, of the same {c.keys} keys of a CTA; {c.cluster} CTAs exchange dS"
     padded = ""
     if (c.head_dim_qk_padded, c.head_dim_v_padded) != (c.head_dim_qk, c.head_dim_v):
         padded = f", head dims padded to {c.head_dim_qk_padded} and {c.head_dim_v_padded} in shared memory"
     yield f"  compute    tile_m {c.tile_m}, tile_n {c.tile_n}, {c.warpgroups} consumer warpgroups, {shares}{padded}"
     rows, columns = c.dq_shape
     dq = "dQ^T = K^T dS^T" if c.dq_transposed else "dQ = dS K"
-    yield f"             {dq}, {rows} x {columns}, shared out by {'rows' if c.dq_by_rows else 'columns'}" + (
-        "; dV and dK are done before dQ starts" if c.drains else "; dK runs on while dQ is staged"
-    )
+    meanwhile = "; dV and dK are done before dQ starts" if c.drains else "; dK runs on while dQ is staged"
+    if c.splits_operands:
+        meanwhile = f" to {c.dq_parts} warpgroups; dV and dK run while it is added"
+    yield f"             {dq}, {rows} x {columns}, shared out by {'rows' if c.dq_by_rows else 'columns'}{meanwhile}"
     if c.v_in_registers:
         yield "             dP^T = V dO^T reads V from registers"
     loop = "some steps are unmasked" if m.has_interior else "every step is masked"
@@ -160,7 +163,7 @@ def _plan(p: BackwardPlan) -> Iterator[str]:
         if c.splits_operands
         else f"dK {c.head_dim_qk_padded // 2}, dV {c.head_dim_v_padded // 2}"
     )
-    split = f"{sums}, S and dP {c.tile_m}, dQ {c.tile_m * c.head_dim_qk_padded // (128 * c.warpgroups)}"
+    split = f"{sums}, S and dP {c.tile_m}, dQ {c.tile_m * c.head_dim_qk_padded // (128 * c.dq_parts)}"
     split += f", expressions {c.expression_registers}" if c.expression_registers else ""
     roles = ", ".join(f"{r.name} {r.registers}" for r in s.roles if r.name != "idle")
     yield f"  registers  {mem.fragment_registers} of {mem.register_limit} for fragments ({split})"
@@ -168,7 +171,8 @@ def _plan(p: BackwardPlan) -> Iterator[str]:
     heads = "as many heads together as fill the SMs" if s.grouped else "one head after the other"
     if s.serpentine:
         heads += ", query heads of a KV head in a serpentine walk"
-    yield f"  schedule   {p.launch.threads} threads, one CTA a KV tile and KV head; KV tiles {s.kv_order}, {heads}"
+    ctas = "one CTA" if c.cluster == 1 else f"a cluster of {c.cluster} CTAs"
+    yield f"  schedule   {p.launch.threads} threads, {ctas} a KV tile and KV head; KV tiles {s.kv_order}, {heads}"
     for q in s.pipelines:
         arrivals = f"arrivals {q.full_arrivals} full, {q.empty_arrivals} empty"
         size = f", {q.stage_bytes} B each" if q.stage_bytes else ""

@@ -233,7 +233,6 @@ class BackwardView(CommonView):
     p_quads: int
     warpgroups_note: str
     owners: str
-    ds_writers: str
     outputs: tuple[Output, ...]
     has_outputs: bool
     sinks: tuple[Output, ...]

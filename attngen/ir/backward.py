@@ -21,8 +21,8 @@ from attngen.ir.types import DType
 
 
 class BackwardCompute(Node):
-    """MMA shapes, and who computes what. tile_n keys belong to a CTA: 64 to each warpgroup, or 64 in all where the
-    warpgroups split the operands.
+    """MMA shapes, and who computes what. tile_n keys belong to a cluster: 64 to each warpgroup of its one CTA, or 64 to
+    each of its two CTAs, whose warpgroups split the operands.
 
     S^T = K Q^T and dP^T = V dO^T come out with keys as rows, so that P^T and dS^T are register operands of
     dV += P^T dO and dK += dS^T Q.
@@ -37,7 +37,8 @@ class BackwardCompute(Node):
     #: Extents in shared memory and MMA: next multiple of 16; TMA fills the rest with zeros.
     head_dim_qk_padded: int
     head_dim_v_padded: int
-    #: One warpgroup owns dV of all 64 keys of a CTA, the other dK: sums of wide heads fit the registers so.
+    #: One warpgroup owns dV of all 64 keys of a CTA, the other dK: sums of wide heads fit the registers so. Two CTAs,
+    #: a cluster, take one KV tile: they load Q and dO together and each computes half of dQ's columns for both.
     splits_operands: bool = False
     #: dQ^T = K^T dS^T instead of dQ = dS K, for tiles whose rows are no multiple of 64.
     dq_transposed: bool
@@ -49,6 +50,16 @@ class BackwardCompute(Node):
     has_score: bool
     #: Registers that expressions evaluated element by element take beside the fragments.
     expression_registers: int = 0
+
+    @property
+    def cluster(self) -> int:
+        """CTAs that share a KV tile."""
+        return 2 if self.splits_operands else 1
+
+    @property
+    def keys(self) -> int:
+        """Keys of a CTA."""
+        return self.tile_n // self.cluster
 
     @property
     def dq_shape(self) -> tuple[int, int]:
@@ -64,7 +75,12 @@ class BackwardCompute(Node):
     @property
     def dq_columns(self) -> int:
         """Columns of dQ's GEMM that one warpgroup computes."""
-        return self.dq_shape[1] if self.dq_by_rows else self.dq_shape[1] // self.warpgroups
+        return self.dq_shape[1] if self.dq_by_rows else self.dq_shape[1] // self.dq_parts
+
+    @property
+    def dq_parts(self) -> int:
+        """Warpgroups that share out a dQ tile."""
+        return self.warpgroups * self.cluster
 
 
 class BackwardMemory(Node):

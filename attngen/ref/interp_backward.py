@@ -166,6 +166,7 @@ class _Execution:
         return whole
 
     def all(self, workers: int) -> Result:
+        workers = max(workers // self.plan.compute.cluster, 1)  # CTAs, or clusters of them, that take KV tiles
         schedule, pairs = self.plan.schedule, self.heads_kv * self.batch
         ctas, group = min(self.n_blocks * pairs, workers), schedule.group_pairs(pairs, self.n_blocks, workers)
         for tile, (b, h_kv, n) in enumerate(launch_order(schedule, self.n_blocks, self.heads_kv, self.batch, workers)):

@@ -27,20 +27,22 @@ def faults(plan: BackwardPlan) -> list[str]:
 def _compute(plan: BackwardPlan) -> Iterator[Check]:
     c = plan.compute
     rows, columns = c.dq_shape
-    keys = 64 if c.splits_operands else 64 * c.warpgroups
+    keys = 64 * (c.cluster if c.splits_operands else c.warpgroups)
     yield c.tile_n == keys, f"compute: tile_n {c.tile_n}, the warpgroups own {keys} keys"
     yield not (c.splits_operands and c.dq_transposed), "compute: split operands take dQ as it is"
     yield not (c.splits_operands and c.v_in_registers), "compute: split operands read V from shared memory"
+    # A warp's keys of dS^T go to the other CTA as they lie: 16 rows of one swizzle.
+    yield not c.splits_operands or c.tile_m == 64, f"compute: split operands take 64 queries a step, not {c.tile_m}"
     yield c.tile_m % 16 == 0 and 16 <= c.tile_m <= 256, f"compute: tile_m {c.tile_m} is no k extent of a WGMMA"
     yield rows % 64 == 0, f"compute: dQ has {rows} rows, not a multiple of 64"
     yield c.dq_columns % 8 == 0 and c.dq_columns <= 256, f"compute: dQ has {c.dq_columns} columns a warpgroup"
-    shared = rows * columns // (c.warpgroups if c.dq_by_rows else 1)
+    shared = rows * columns // (c.dq_parts if c.dq_by_rows else 1)
     yield shared % (64 * c.dq_columns) == 0, "compute: the warpgroups do not share out dQ evenly"
-    for name, true, padded in (
-        ("qk", c.head_dim_qk, c.head_dim_qk_padded),
-        ("v", c.head_dim_v, c.head_dim_v_padded),
+    for name, true, padded, to in (
+        ("qk", c.head_dim_qk, c.head_dim_qk_padded, 32 if c.splits_operands else 16),
+        ("v", c.head_dim_v, c.head_dim_v_padded, 16),
     ):
-        yield padded % 16 == 0 and 0 <= padded - true < 16, f"compute: head_dim_{name} {true} is padded to {padded}"
+        yield padded % to == 0 and 0 <= padded - true < to, f"compute: head_dim_{name} {true} is padded to {padded}"
 
 
 def _memory(plan: BackwardPlan) -> Iterator[Check]:
@@ -57,7 +59,9 @@ def _memory(plan: BackwardPlan) -> Iterator[Check]:
         size = {"sdQ": 4, "sP": m.p_bytes}.get(b.name, 2) * prod(b.shape)
         yield size <= b.bytes < size + 1024, f"memory: {b.name} takes {size} bytes, has {b.bytes}"
         yield b.alias_of is None, f"memory: {b.name} lives in {b.alias_of}: every buffer is in use throughout"
-    yield m.q_stages >= 2 and m.do_stages >= 2, "memory: Q and dO take two stages: one step loads while one computes"
+    yield m.q_stages >= 2, "memory: Q takes two stages: one step loads while one computes"
+    least = 1 if c.splits_operands else 2  # one: dO is read in one part of a step, and loads in the rest
+    yield m.do_stages >= least, f"memory: dO takes {least} stages at least, has {m.do_stages}"
     yield m.ds_stages >= 2, "memory: dS takes two stages: dQ is one step behind"
     last = (m.p_stages, m.dq_stages) if c.splits_operands else (m.dq_stages, m.p_stages)
     yield last[0] >= 1 and last[1] == 0, f"memory: {m.p_stages} stages of P and {m.dq_stages} of dQ"
@@ -66,10 +70,10 @@ def _memory(plan: BackwardPlan) -> Iterator[Check]:
     held = _held_registers(plan)
     yield m.fragment_registers >= held, f"memory: {m.fragment_registers} registers, sums, S and dP take {held}"
     words = c.tile_m * c.head_dim_qk_padded
-    yield words % (512 * c.warpgroups) == 0, f"memory: a dQ tile of {words} words is not whole quads of every thread"
+    yield words % (512 * c.dq_parts) == 0, f"memory: a dQ tile of {words} words is not whole quads of every thread"
     counters = m.workspace_per_tile - words - 2 * c.tile_m
     yield (
-        counters == 4,  # one for each warpgroup, one for KV tiles, to 16 bytes
+        counters == 4 * c.cluster,  # one for each warpgroup, one for KV tiles, to 16 bytes
         f"memory: {m.workspace_per_tile} words of workspace, dQ, LSE and D take {words + 2 * c.tile_m}",
     )
 
@@ -79,24 +83,28 @@ def _head_bytes(plan: BackwardPlan) -> int:
     m, n = plan.memory, plan.compute.warpgroups
     rings = m.q_stages + m.do_stages + m.ds_stages + m.p_stages + n * m.dq_stages
     walks = 2  # stages
-    return 16 * (2 + walks + rings) + 4 * (
-        2 * walks + 2 * m.q_stages + n * m.dq_stages + plan.compute.tile_m * (m.q_stages + m.do_stages)
-    )
+    rings += 2 if plan.compute.cluster > 1 else 0  # the other CTA's K, tickets
+    words = 2 * walks + 2 * m.q_stages + n * m.dq_stages + plan.compute.cluster - 1
+    return 16 * (2 + walks + rings) + 4 * (words + plan.compute.tile_m * (m.q_stages + m.do_stages))
 
 
 def _shapes(plan: BackwardPlan) -> dict[str, tuple[int, ...]]:
     """Every buffer that the roles use."""
     m, c = plan.memory, plan.compute
     qk, v = c.head_dim_qk_padded, c.head_dim_v_padded
-    last = {"sP": (c.tile_n, c.tile_m, m.p_stages)} if c.splits_operands else {"sdQ": (c.tile_m, qk, m.dq_stages)}
-    return {
-        "sK": (c.tile_n, qk, 1),
-        "sV": (c.tile_n, v, 1),
+    own = {
+        "sK": (c.keys, qk, 1),
+        "sV": (c.keys, v, 1),
         "sQ": (c.tile_m, qk, m.q_stages),
         "sdO": (c.tile_m, v, m.do_stages),
-        "sdS": (c.tile_m, c.tile_n, m.ds_stages),
-        **last,
     }
+    if c.splits_operands:
+        return own | {
+            "sPeerK": (c.keys, qk // 2, 1),
+            "sdS": (c.keys, c.tile_m, 2 * m.ds_stages),
+            "sP": (c.keys, c.tile_m, m.p_stages),
+        }
+    return own | {"sdS": (c.tile_m, c.tile_n, m.ds_stages), "sdQ": (c.tile_m, qk, m.dq_stages)}
 
 
 def _held_registers(plan: BackwardPlan) -> int:
@@ -111,7 +119,7 @@ def _roles(plan: BackwardPlan) -> Iterator[Check]:
     yield plan.launch.threads == 128 * (n + 1), f"launch: {plan.launch.threads} threads for {n} warpgroups"
     registers = plan.launch.launch_registers
     yield registers * plan.launch.threads <= 65536, f"launch: {registers} registers of {plan.launch.threads} threads"
-    yield plan.launch.cluster == (1, 1, 1), f"launch: a cluster of {plan.launch.cluster}"
+    yield plan.launch.cluster == (plan.compute.cluster, 1, 1), f"launch: a cluster of {plan.launch.cluster}"
     warps = sorted(w for r in roles for w in range(*r.warps))
     yield warps == list(range(4 * (n + 1))), f"schedule: roles cover warps {warps}"
     placed = {r.name: r.warps for r in roles if not r.name.startswith("idle")}
@@ -136,14 +144,17 @@ def _ledger(plan: BackwardPlan) -> Iterator[Check]:
     readers = 1 if splits else 4 * n
     wanted = {"k": (1, readers), "v": (1, readers), "walk": (1, 4 * n + (0 if splits else n))}
     wanted |= {"q": (1, 4 * n), "do": (1, 4 * n)}
-    wanted |= {"ds": (4, 4 * n), "p": (4, 4)} if splits else {"ds": (4 * n, 4 * n), "dq": (4, 1)}
+    wanted |= {"ds": (4 * n, 4 * n * c.cluster)}  # with split operands, of 4 warps of each CTA
+    wanted |= {"p": (4, 4), "peer_k": (1, 1), "ticket": (1, 1)} if splits else {"dq": (4, 1)}
     found = {p.name: (p.full_arrivals, p.empty_arrivals) for p in plan.schedule.pipelines}
     yield found == wanted, f"schedule: arrivals {found}, the roles make {wanted}"
     stages = {"k": 1, "v": 1, "walk": 2, "q": m.q_stages, "do": m.do_stages, "ds": m.ds_stages}
-    stages |= {"p": m.p_stages} if splits else {"dq": m.dq_stages}
+    stages |= {"p": m.p_stages, "peer_k": 1, "ticket": 1} if splits else {"dq": m.dq_stages}
     buffers = {"k": "sK", "v": "sV", "walk": "walks", "q": "sQ", "do": "sdO", "ds": "sdS", "p": "sP", "dq": "sdQ"}
+    buffers |= {"peer_k": "sPeerK", "ticket": "ticket"}
     qk, v, statistics = 2 * c.head_dim_qk_padded, 2 * c.head_dim_v_padded, 4 * c.tile_m
-    landing = {"k": c.tile_n * qk, "v": c.tile_n * v, "q": c.tile_m * qk + statistics, "do": c.tile_m * v + statistics}
+    landing = {"k": c.keys * qk, "v": c.keys * v, "q": c.tile_m * qk + statistics, "do": c.tile_m * v + statistics}
+    landing |= {"peer_k": c.keys * qk // 2, "ticket": 4, "ds": c.keys * c.tile_m * 2} if splits else {}
     for p in plan.schedule.pipelines:
         if p.name in stages:
             yield p.stages == stages[p.name], f"schedule: {p.name} has {p.stages} stages, memory {stages[p.name]}"
@@ -152,8 +163,8 @@ def _ledger(plan: BackwardPlan) -> Iterator[Check]:
             yield p.stage_bytes == announced, f"schedule: {p.name} announces {p.stage_bytes} bytes, {announced} land"
     named = {b.id: b.threads for b in plan.schedule.named_barriers}
     yield len(named) == len(plan.schedule.named_barriers), "schedule: two named barriers share a number"
-    own = {2 + w: 128 for w in range(n)} if splits else {}
-    meet = {0: 128 * (n + 1), 1: 128 * n, **own}
+    own = {2 + w: 128 for w in range(n)} if splits else {0: 128 * (n + 1)}  # two CTAs meet as a cluster
+    meet = {1: 128 * n, **own}
     deterministic = any(b.name.startswith("turn") for b in plan.schedule.named_barriers)
     turns = {4 + w: 128 for w in range(n)} if splits and deterministic else {}
     yield named == meet | turns, f"schedule: named barriers {named}, the roles meet at {meet | turns}"

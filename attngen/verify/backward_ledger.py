@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 
-from attngen.ir.backward import BackwardPlanSet
+from attngen.ir.backward import BackwardPlan, BackwardPlanSet
 from attngen.verify.ledger import Events, dotted
 
 #: Arrivals of all consumer warps, as the text spells them.
@@ -22,6 +22,7 @@ _ON_BARRIER = {
     "cute.arch.mbarrier_arrive_and_expect_tx": "announce",
     "cute.arch.mbarrier_init": "init",
     "arrive_if": "arrive",
+    "arrive_at": "arrive in cluster",
     "publish": "publish",
 }
 _NAMED = {"cute.arch.barrier": "sync", "cute.arch.barrier_arrive": "arrive"}
@@ -45,6 +46,11 @@ _PLAIN = {
     "self.wait_turn": "wait_turn",
     "self.pass_turn": "pass_turn",
     "self.next_tile": "next_tile",
+    "self.take_ticket": "take_ticket",
+    "self.read_ticket": "read_ticket",
+    "cute.arch.cluster_arrive": "cluster arrive",
+    "cute.arch.cluster_arrive_relaxed": "cluster arrive relaxed",
+    "cute.arch.cluster_wait": "cluster wait",
 }
 _WITH_ARGUMENTS = frozenset(("bulk wait", "wgmma wait"))
 
@@ -77,8 +83,12 @@ def event(call: ast.Call) -> str | None:
         operation = _PLAIN[name]
         said = [ast.unparse(a) for a in (*call.args, *call.keywords)] if operation in _WITH_ARGUMENTS else []
         return " ".join([operation, *said])
-    if name == "bulk_load":
-        return f"{_base(call.args[3])} load"
+    if name in ("bulk_load", "send"):
+        return f"{_base(call.args[3])} {name.removeprefix('bulk_')}"
+    if name == "cute.arch.store_async_dsmem":
+        return f"{_base(call.args[2])} store at {ast.unparse(call.args[3])}"
+    if name == "cute.arch.map_dsmem_ptr":
+        return f"{_base(call.args[0])} mapped to {ast.unparse(call.args[1])}"
     if "tma_bar_ptr" in given:
         return f"{_base(given['tma_bar_ptr'])} load"
     if name in ("cute.arch.atomic_add", "cute.arch.load") and "sem" in given:
@@ -98,7 +108,9 @@ def _rings(loop: ast.For) -> str | None:
 
 
 def _base(e: ast.expr) -> str:
-    """`rings.q.full + stage` -> `rings.q.full`."""
+    """`rings.q.full + stage` -> `rings.q.full`; `map_dsmem_ptr(rings.q.full, 0)`, too."""
+    if isinstance(e, ast.Call) and e.args:
+        return _base(e.args[0])
     return dotted(e.left) if isinstance(e, ast.BinOp) else dotted(e)
 
 
@@ -117,11 +129,14 @@ def wanted(plan_set: BackwardPlanSet) -> Events:
     methods["kernel"] = _kernel(plan_set)
     methods["prepare"] = _count("grid launch")
     methods["finish"] = _count("grid wait")
-    methods["load"] = _count(*("next_tile",) * (1 + deterministic))  # where tiles wait for others, the first too
-    methods["next_tile"] = _count("handed_out atomic_add relaxed gpu")
+    # Of a cluster, and where tiles wait for others, the first one, too.
+    methods["load"] = _count(*("next_tile",) * (2 if splits or deterministic else 1))
+    if not splits:
+        methods["next_tile"] = _count("handed_out atomic_add relaxed gpu")
     methods["tell"] = _count("rings.walk wait_free", "rings.walk.full arrive")
     methods["told"] = _count("rings.walk wait", "warp sync", "rings.walk.empty arrive")
-    methods["load_kv"] = _count("ring of rings.v, rings.k", "ring wait_free", "ring.full announce", "ring.full load")
+    loaded = "rings.v, rings.k, rings.peer_k" if splits else "rings.v, rings.k"
+    methods["load_kv"] = _count(f"ring of {loaded}", "ring wait_free", "ring.full announce", "ring.full load")
     methods["load_step"] = _count("ring of rings.q, rings.do", "ring wait_free", "ring.full announce")
     methods["load_step"] += _count("ring.full load", "ring.full load")
     found = {f"AttentionBackward.{name}": calls for name, calls in methods.items()}
@@ -136,8 +151,8 @@ def _kernel(plan_set: BackwardPlanSet) -> Counter[str]:
     """Every mbarrier by its arrivals, then the CTA and the grid before it."""
     p = plan_set.plans[0]
     warps = 4 * p.compute.warpgroups
-    loops = (("k", "v"), ("q", "do", "walk")) if p.compute.splits_operands else (("k", "v", "q", "do"),)
-    spelled = {warps: "warps", warps + p.compute.warpgroups: "warps + self.warpgroups"}
+    loops = (("k", "v", "peer_k", "ticket"), ("q", "do", "walk")) if p.compute.splits_operands else (("k", "v", "q", "do"),)
+    spelled = {warps: "warps", warps + p.compute.warpgroups: "warps + self.warpgroups", 2 * warps: "2 * warps"}
     calls: Counter[str] = Counter()
     for names in (*loops, *((q.name,) for q in p.schedule.pipelines if not any(q.name in loop for loop in loops))):
         place = f"rings.{names[0]}." if names not in loops else "ring."
@@ -149,7 +164,15 @@ def _kernel(plan_set: BackwardPlanSet) -> Counter[str]:
         calls += Counter(inits)
         if names in loops:
             calls += _count("ring of " + ", ".join(f"rings.{name}" for name in names))
-    return calls + _count("init fence", "cta sync", "grid wait", "grid launch")
+    return calls + _count("init fence", *kernel_path(p))
+
+
+def kernel_path(p: BackwardPlan) -> tuple[str, ...]:
+    """What every thread of the main kernel does, in this order: two CTAs start and end together."""
+    grid = ("grid wait", "grid launch")
+    if p.compute.cluster == 1:
+        return ("cta sync", *grid)
+    return ("cluster arrive relaxed", "cluster wait", *grid, "cluster arrive", "cluster wait")
 
 
 def _release(*rings: str) -> tuple[str, ...]:
@@ -191,29 +214,42 @@ def _own_keys(deterministic: bool) -> Events:
 
 
 def _split_operands(deterministic: bool) -> Events:
-    """One warpgroup owns dV, the other dK, of the same 64 keys; P goes from one to the other, dQ from registers."""
+    """One warpgroup owns dV, the other dK, of the same 64 keys; P goes from one to the other, dQ from registers.
+
+    dS goes to the other CTA, too: its warps' arrivals and bytes complete a stage, and both CTAs' give it back.
+    """
     drain = ("wgmma wait 0", *_release("do", "q"))
     methods: Events = {
         "take_tile": _count(
-            "rings.k wait", "rings.v wait", "BARRIER_STORE sync 256", "rings.v.empty arrive", "rings.k.empty arrive"
+            "rings.k wait", "rings.v wait", "rings.peer_k wait", "BARRIER_STORE sync 256",
+            *_release("v", "k", "peer_k"),
         ),
-        "front_dv": _count(
+        "state": _count("rings.ds.empty mapped to lane % 2"),
+        "state_dk": _count("words mapped to t.rank ^ 1", "rings.ds.full mapped to t.rank ^ 1"),
+        "next_tile": _count("take_ticket", "read_ticket"),
+        "take_ticket": _count(
+            "rings.ticket wait_free", "handed_out atomic_add relaxed gpu", "rings.ticket.full store at 1"
+        ),
+        "read_ticket": _count(
+            "rings.ticket.full announce", "rings.ticket wait", "warp sync", "rings.ticket.empty mapped to 0",
+            "rings.ticket.empty arrive in cluster",
+        ),
+        "step_dv": _count(
             "rings.q wait", "wgmma fence", "wgmma wait 0", "rings.p wait_free", "warp sync", "rings.p.full arrive",
             "rings.do wait", "wgmma fence", *drain,
         ),
-        "front_dk": _count(
+        "step_dk": _count(
             "rings.q wait", "rings.do wait", "wgmma fence", "rings.p wait", "warp sync", "rings.p.empty arrive",
-            "wgmma wait 0", "rings.ds wait_free", "rings.ds.full publish", "wgmma fence", *drain,
+            "wgmma wait 0", "rings.ds wait_free", "rings.ds.full publish", "w.ds_full send", "wgmma fence", *drain,
         ),
-        "back": _count(
-            "rings.ds wait", "wgmma wait 0", "wgmma fence", "wgmma wait 1", "wgmma wait 0", *_release("do", "q", "ds"),
-        ),
+        "start_dq": _count("rings.ds wait", "wgmma fence"),
+        "add_dq": _count("wgmma wait int(behind)", "w.ds_empty arrive in cluster"),
         "store_sum": _count(
             "fence shared", "BARRIER_OWN sync 128", "bulk commit", "bulk wait 0 read=True", "warp sync"
         ),
     }  # fmt: skip
     if deterministic:
-        methods["back"] += _count("wait_turn", "pass_turn")
+        methods["add_dq"] += _count("wait_turn", "pass_turn")
         methods["wait_turn"] = _count("counter load acquire gpu", "counter load acquire gpu", "barrier sync 128")
         methods["pass_turn"] = _count("fence gpu", "barrier sync 128", "counter atomic_add release gpu")
     return methods

@@ -13,7 +13,7 @@ from typing import Any
 from attngen.ir.backward import BackwardPlan, BackwardPlanSet
 from attngen.ir.types import DType
 from attngen.source import parse_python
-from attngen.verify.backward_ledger import CONSUMER_WARPS, event, ledger_faults
+from attngen.verify.backward_ledger import CONSUMER_WARPS, event, kernel_path, ledger_faults
 from attngen.verify.ledger import dotted
 from attngen.verify.source import SourceError, general_faults, unparsable
 
@@ -27,14 +27,14 @@ _BARRIERS = {
     "BARRIER_TURN": "turn of warpgroup 0",
 }
 _TENSORS = ("sQ", "sdO", "sK", "sV", "sdS")
-#: Statements that every thread of a kernel must reach, in this order, before anything else of the kind stands.
+#: Statements that every thread of a kernel must reach, in this order, before anything else of the kind stands; those of
+#: the main kernel are `backward_ledger.kernel_path`.
 _PATHS = {
     "prepare": ("grid launch",),
-    "kernel": ("cta sync", "grid wait", "grid launch"),
     "finish": ("grid wait",),
 }
 #: Launches in order, and whether each may begin before the one before it has ended.
-_LAUNCHES = (("prepare", False), ("kernel", True), ("finish", True))
+_LAUNCHES = {"prepare": False, "kernel": True, "finish": True}
 
 
 def verify_source(text: str, plan_set: BackwardPlanSet, tree: ast.Module) -> None:
@@ -57,8 +57,8 @@ def source_faults(text: str, plan_set: BackwardPlanSet, tree: ast.Module | None 
         *_names(tree, methods, plan_set),
         *_numbers(tree, plan_set),
         *_storage(tree, methods, plan_set.plans[0]),
-        *_paths(methods),
-        *_launches(methods),
+        *_paths(methods, plan_set.plans[0]),
+        *_launches(methods, plan_set.plans[0]),
         *_turns(methods, plan_set),
         *ledger_faults(tree, plan_set),
     ]
@@ -94,7 +94,8 @@ def _names(tree: ast.Module, methods: Mapping[str, ast.FunctionDef], plan_set: B
         yield f"{word} is defined, the plan has no such barrier"
     here = _stored(methods["kernel"]) if "kernel" in methods else Counter()
     anywhere = _stored(tree)
-    for word in _TENSORS:
+    peer = ("sPeerK",) if plan_set.plans[0].compute.cluster > 1 else ()
+    for word in (*_TENSORS, *peer):
         if here[word] != 1 or anywhere[word] != 1:
             yield f"{word} is defined {here[word]} times in kernel, {anywhere[word]} in all"
 
@@ -185,7 +186,7 @@ def _storage(tree: ast.Module, methods: Mapping[str, ast.FunctionDef], p: Backwa
         for n in scope.body
         if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
     ]
-    tags = [] if p.compute.splits_operands else ["dq_tiles"]
+    tags = ["ticket"] if p.compute.splits_operands else ["dq_tiles"]
     wanted = ["mbarriers", "walks", "steps", *tags, "sLSE", "sD", *(b.name for b in p.memory.buffers)]
     if fields != wanted:
         yield f"shared memory holds {', '.join(fields)}, the plan {', '.join(wanted)}"
@@ -226,9 +227,9 @@ def _evaluated(e: ast.expr, numbers: Mapping[str, int]) -> int | str:
     return numbers.get(dotted(e), ast.unparse(e))
 
 
-def _paths(methods: Mapping[str, ast.FunctionDef]) -> Iterator[str]:
+def _paths(methods: Mapping[str, ast.FunctionDef], p: BackwardPlan) -> Iterator[str]:
     """Waits for the grid before stand on every path, once, before what they protect."""
-    for name, wanted in _PATHS.items():
+    for name, wanted in (_PATHS | {"kernel": kernel_path(p)}).items():
         body = methods[name].body if name in methods else []
         steps = [(e, n.lineno) for n in body if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)
                  and (e := event(n.value)) in wanted]  # fmt: skip
@@ -267,8 +268,8 @@ def _turns(methods: Mapping[str, ast.FunctionDef], plan_set: BackwardPlanSet) ->
             yield f"{CLASS}.{name}: KV tiles in the order {', '.join(found) or 'of nothing'}, the plan says {order}"
 
 
-def _launches(methods: Mapping[str, ast.FunctionDef]) -> Iterator[str]:
-    """Which kernels are launched, in which order, and which may overlap the one before."""
+def _launches(methods: Mapping[str, ast.FunctionDef], p: BackwardPlan) -> Iterator[str]:
+    """Which kernels are launched, in which order, which may overlap the one before, and how many CTAs a cluster has."""
     nodes = sorted(
         (n for n in ast.walk(methods["__call__"]) if isinstance(n, ast.Call)) if "__call__" in methods else (),
         key=lambda n: n.lineno,
@@ -276,10 +277,12 @@ def _launches(methods: Mapping[str, ast.FunctionDef]) -> Iterator[str]:
     found = []
     for n in nodes:
         if isinstance(n.func, ast.Attribute) and n.func.attr == "launch" and isinstance(n.func.value, ast.Call):
-            pdl = {k.arg: _literal(k.value) for k in n.keywords}.get("use_pdl", False)
-            found.append((dotted(n.func.value.func), pdl))
-    if tuple(found) != _LAUNCHES:
-        yield f"launches (kernel, programmatic) {found}, not {list(_LAUNCHES)}"
+            given = {k.arg: _literal(k.value) for k in n.keywords}
+            cluster = tuple(given.get("cluster", (1, 1, 1)))
+            found.append((dotted(n.func.value.func), given.get("use_pdl", False), cluster))
+    wanted = [(k, pdl, p.launch.cluster if k == "kernel" else (1, 1, 1)) for k, pdl in _LAUNCHES.items()]
+    if found != wanted:
+        yield f"launches (kernel, programmatic, cluster) {found}, not {wanted}"
 
 
 def _literal(e: ast.expr) -> Any:

@@ -38,13 +38,17 @@ def test_plans_have_no_fault(name: str) -> None:
 
 CORRUPTIONS: dict[str, tuple[str, Corrupt, str]] = {
     "tile_n": ("plain", slot("compute", tile_n=64), "compute: tile_n 64, the warpgroups own 128 keys"),
-    "tile_n split": ("wide", slot("compute", tile_n=128), "compute: tile_n 128, the warpgroups own 64 keys"),
+    "tile_n split": ("wide", slot("compute", tile_n=64), "compute: tile_n 64, the warpgroups own 128 keys"),
+    "tile_m split": ("wide", slot("compute", tile_m=128), "compute: split operands take 64 queries a step, not 128"),
+    "padding split": ("wide", slot("compute", head_dim_qk_padded=272), "compute: head_dim_qk 256 is padded to 272"),
+    "cluster": ("wide", slot("launch", cluster=(1, 1, 1)), "launch: a cluster of (1, 1, 1)"),
+    "no cluster": ("plain", slot("launch", cluster=(2, 1, 1)), "launch: a cluster of (2, 1, 1)"),
     "transposed split": ("wide", slot("compute", dq_transposed=True), "compute: split operands take dQ as it is"),
     "tile_m": ("plain", slot("compute", tile_m=88), "compute: tile_m 88 is no k extent of a WGMMA"),
     "tile_m too tall": ("plain", slot("compute", tile_m=272), "compute: tile_m 272 is no k extent of a WGMMA"),
     "dQ rows": ("plain", slot("compute", dq_transposed=False), "compute: dQ has 80 rows, not a multiple of 64"),
     "dQ columns": (
-        "wide", slot("compute", head_dim_qk=528, head_dim_qk_padded=528), "compute: dQ has 264 columns a warpgroup",
+        "wide", slot("compute", head_dim_qk=1056, head_dim_qk_padded=1056), "compute: dQ has 264 columns a warpgroup",
     ),
     "dQ shared unevenly": (
         "plain", slot("compute", tile_m=64, head_dim_qk=528, head_dim_qk_padded=528),
@@ -64,8 +68,9 @@ CORRUPTIONS: dict[str, tuple[str, Corrupt, str]] = {
     "buffer lost": ("plain", drop("memory", "buffers"), "memory: buffers {'sK'"),
     "buffer of the other kind": ("wide", item("memory", "buffers", "sP", name="sdQ"), "memory: buffers {'sK'"),
     "buffer alias": ("plain", item("memory", "buffers", "sdQ", alias_of="sK"), "memory: sdQ lives in sK"),
-    "one stage of Q": ("plain", slot("memory", q_stages=1), "memory: Q and dO take two stages"),
-    "one stage of dO": ("plain", slot("memory", do_stages=1), "memory: Q and dO take two stages"),
+    "one stage of Q": ("plain", slot("memory", q_stages=1), "memory: Q takes two stages"),
+    "one stage of dO": ("plain", slot("memory", do_stages=1), "memory: dO takes 2 stages at least, has 1"),
+    "no stage of dO": ("wide", slot("memory", do_stages=0), "memory: dO takes 1 stages at least, has 0"),
     "one stage of dS": ("plain", slot("memory", ds_stages=1), "memory: dS takes two stages"),
     "no stage of dQ": ("plain", slot("memory", dq_stages=0), "memory: 0 stages of P and 0 of dQ"),
     "no stage of P": ("wide", slot("memory", p_stages=0), "memory: 0 stages of P and 0 of dQ"),
@@ -108,7 +113,18 @@ CORRUPTIONS: dict[str, tuple[str, Corrupt, str]] = {
     ),
     "q arrivals": ("plain", item("schedule", "pipelines", "q", empty_arrivals=1), "schedule: arrivals"),
     "ds arrivals": ("plain", item("schedule", "pipelines", "ds", full_arrivals=4), "schedule: arrivals"),
-    "ds arrivals split": ("wide", item("schedule", "pipelines", "ds", full_arrivals=8), "schedule: arrivals"),
+    "ds arrivals split": ("wide", item("schedule", "pipelines", "ds", full_arrivals=4), "schedule: arrivals"),
+    "ds given back by one CTA": ("wide", item("schedule", "pipelines", "ds", empty_arrivals=8), "schedule: arrivals"),
+    "ds bytes split": (
+        "wide", item("schedule", "pipelines", "ds", stage_bytes=0), "schedule: ds announces 0 bytes, 8192 land",
+    ),
+    "ticket bytes": (
+        "wide", item("schedule", "pipelines", "ticket", stage_bytes=8), "schedule: ticket announces 8 bytes, 4 land",
+    ),
+    "peer's K": (
+        "wide", item("schedule", "pipelines", "peer_k", stage_bytes=32768),
+        "schedule: peer_k announces 32768 bytes, 16384 land",
+    ),
     "p arrivals": ("wide", item("schedule", "pipelines", "p", empty_arrivals=1), "schedule: arrivals"),
     "k arrivals": ("plain", item("schedule", "pipelines", "k", empty_arrivals=0), "schedule: arrivals"),
     "v arrivals split": ("wide", item("schedule", "pipelines", "v", empty_arrivals=8), "schedule: arrivals"),
@@ -141,7 +157,7 @@ CORRUPTIONS: dict[str, tuple[str, Corrupt, str]] = {
         "schedule: named barriers {0: 384, 1: 128",
     ),
     "barrier threads split": (
-        "wide", item("schedule", "named_barriers", "store", threads=128), "schedule: named barriers {0: 384, 1: 128",
+        "wide", item("schedule", "named_barriers", "store", threads=128), "schedule: named barriers {1: 128",
     ),
     "barrier lost": ("plain", drop("schedule", "named_barriers"), "schedule: named barriers {0: 384}"),
     "turn lost": ("turns", drop("schedule", "named_barriers"), "the roles meet at"),

@@ -77,8 +77,8 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
         f"{M}.kernel: `ring.empty init warps` stands 0 times",
     ),
     "ds arrivals": (
-        "wide", "mbarrier_init(rings.ds.full + s, 4)", "mbarrier_init(rings.ds.full + s, warps)",
-        f"{M}.kernel: `rings.ds.full init 4` stands 0 times",
+        "wide", "mbarrier_init(rings.ds.empty + s, 2 * warps)", "mbarrier_init(rings.ds.empty + s, warps)",
+        f"{M}.kernel: `rings.ds.empty init 2 * warps` stands 0 times",
     ),
     "dq arrivals": (
         "plain", "mbarrier_init(rings.dq_empty + s, 1)", "mbarrier_init(rings.dq_empty + s, 4)",
@@ -307,11 +307,40 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
         f"{M}.store_sum: `warp sync` stands 0 times",
     ),
     "P overwritten": (
-        "wide", "            rings.p.wait_free(i)\n", "", f"{M}.front_dv: `rings.p wait_free` stands 0 times",
+        "wide", "            rings.p.wait_free(i)\n", "", f"{M}.step_dv: `rings.p wait_free` stands 0 times",
     ),
     "P read before it is there": (
-        "wide", "rings.p.wait(i)", "max(i)", f"{M}.front_dk: `rings.p wait` stands 0 times",
+        "wide", "rings.p.wait(i)", "max(i)", f"{M}.step_dk: `rings.p wait` stands 0 times",
     ),
+    "dS not sent": (
+        "wide", "            send(w.ds_to + place", "            max(w.ds_to + place",
+        f"{M}.step_dk: `w.ds_full send` stands 0 times",
+    ),
+    "dS given back to this CTA alone": (
+        "wide", "arrive_at(w.ds_empty + i % DS_STAGES, w.lane < 2)", "arrive_if(rings.ds.empty, w.lane == 0)",
+        f"{M}.add_dq: `w.ds_empty arrive in cluster` stands 0 times",
+    ),
+    "dS given back twice to this CTA": (
+        "wide", "cute.arch.map_dsmem_ptr(rings.ds.empty, lane % 2)", "cute.arch.map_dsmem_ptr(rings.ds.empty, t.rank)",
+        f"{M}.state: `rings.ds.empty mapped to lane % 2` stands 0 times",
+    ),
+    "K of the other CTA not waited for": (
+        "wide", "            rings.peer_k.wait(j)\n", "            pass\n",
+        f"{M}.take_tile: `rings.peer_k wait` stands 0 times",
+    ),
+    "ticket kept": (
+        "wide", "arrive_at(cute.arch.map_dsmem_ptr(rings.ticket.empty, 0), lane == 0)", "pass",
+        f"{M}.read_ticket: `rings.ticket.empty arrive in cluster` stands 0 times",
+    ),
+    "ticket overwritten": (
+        "wide", "        rings.ticket.wait_free(j)\n", "",
+        f"{M}.take_ticket: `rings.ticket wait_free` stands 0 times",
+    ),
+    "a CTA of a cluster ends early": (
+        "wide", "        cute.arch.cluster_arrive()  # the other CTA still signals barriers of this one\n", "",
+        f"{M}.kernel: `cluster arrive` stands 0 times",
+    ),
+    "no cluster": ("wide", "cluster=[2, 1, 1],", "", "launches (kernel, programmatic, cluster)"),
     "turn of split operands": (
         "wide_turns", "        cute.arch.fence_acq_rel_gpu()\n", "",
         f"{M}.pass_turn: `fence gpu` stands 0 times",
@@ -347,7 +376,7 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
     "prepare overlaps the call before": (
         "plain", "grid=[q_tiles, 1, 1], block=[ROW_THREADS, 1, 1], stream=stream\n",
         "grid=[q_tiles, 1, 1], block=[ROW_THREADS, 1, 1], stream=stream, use_pdl=True\n",
-        "launches (kernel, programmatic) [('prepare', True)",
+        "launches (kernel, programmatic, cluster) [('prepare', True, ",
     ),
     "kernel in line": (
         "plain", "stream=stream, min_blocks_per_mp=1,\n            use_pdl=True,",
@@ -399,7 +428,7 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
         "num_mbarriers is 22, the plan has 24",
     ),
     "mbarriers of split operands": (
-        "wide", "+ DS_STAGES + P_STAGES", "+ DS_STAGES", "num_mbarriers is 20, the plan has 24",
+        "wide", "+ DS_STAGES + P_STAGES", "+ DS_STAGES", "num_mbarriers is 22, the plan has 26",
     ),
     # ATTN_META
     "meta name": ("plain", '"name": "plain"', '"name": "other"', "ATTN_META names another spec"),

@@ -121,16 +121,19 @@ def test_backward(name: str, captured: tuple[str, ...], length: int) -> None:
     assert products(counters) == visited * plan.cost.mma_cycles * sm90.MMA_FLOP_PER_CYCLE
     elements = visited * c.tile_m * c.tile_n
     assert elements <= counters.exponentials <= elements + 2 * length  # and the sink's rows
-    # What a cost counts beside operands: dS written once, dQ (fp32) or P (in 16 bits) written and read once.
+    # What a cost counts beside operands: dS written once, dQ (fp32) or P (16 bits) written and read once, dS sent.
     m, n, qk, v = c.tile_m, c.tile_n, c.head_dim_qk_padded, c.head_dim_v_padded
-    through = 2 * m * n + (4 * m * n if c.splits_operands else 8 * m * qk)
+    through = 2 * m * n + (8 * m * n if c.splits_operands else 8 * m * qk)
     operands = plan.cost.smem_cycles * sm90.SMEM_BYTES_PER_CYCLE - through
     assert counters.operands == visited * operands
-    statistics = visited * 2 * m * 4
+    # Each CTA of a cluster loads Q, dO and their statistics, and half of the columns of the other's K.
+    steps = visited * c.cluster
+    statistics = steps * 2 * m * 4
     assert counters.copied == {
-        "q": visited * m * qk * 2,
-        "do": visited * m * v * 2,
-        **{x: length * qk * 2 for x in ("k", "dk")},
+        "q": steps * m * qk * 2,
+        "do": steps * m * v * 2,
+        "k": length * qk * (1 + c.cluster),
+        "dk": length * qk * 2,
         **{x: length * v * 2 for x in ("v", "dv")},
         "workspace": statistics + (0 if c.splits_operands else predicted.reduced_bytes),
     }

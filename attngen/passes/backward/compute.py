@@ -33,11 +33,11 @@ class Candidate(Node):
 
     @property
     def tile_n(self) -> int:
-        return 64 if self.splits_operands else 64 * WARPGROUPS
+        return 64 * WARPGROUPS  # of one CTA, or of the two of a cluster
 
     @property
     def name(self) -> str:
-        return f"{self.tile_m}x{self.tile_n}"
+        return f"{self.tile_m}x2x64" if self.splits_operands else f"{self.tile_m}x{self.tile_n}"
 
 
 def expression_registers(form: MaskForm, gradient: GradientForm, has_score: bool) -> int:
@@ -63,21 +63,24 @@ def plan_compute(
     """Fix the MMA shapes of a candidate.
 
     Rewrite   (head dims, tile_m) -> S^T, dP^T m64 n{tile_m}; dV m64 n{head_dim_v} and dK m64 n{head_dim_qk} with their
-              left operands from registers, dP with V from there where it fits; dQ by rows (tile_m = 128), by columns (64), transposed (head_dim_qk a
-              multiple of 64)
+              left operands from registers, dP with V from there where it fits; dQ by rows (tile_m = 128), by columns
+              (64), transposed (head_dim_qk a multiple of 64); with split operands dQ by columns, a quarter to each
+              warpgroup of the two CTAs
     Keeps     the head dims' meaning: padding columns are zeros that TMA fills and clips
     Rejects   tiles whose dQ no WGMMA shape covers; fragments that leave too few registers
     Sources   FlashAttention-3 (arXiv:2407.08608) appendix B; docs/performance.md for dQ one step behind
     """
     m, n, splits = candidate.tile_m, candidate.tile_n, candidate.splits_operands
     qk, v = padded(spec.head_dim_qk), padded(spec.head_dim_v)
+    if splits:
+        qk = -(-qk // 32) * 32  # a quarter of the columns is an N of WGMMA
     transposed = m not in (64, 64 * WARPGROUPS)
     if transposed and (qk % 64 or splits):
         return Reject("compute", f"dQ^T = K^T dS^T takes head_dim_qk in multiples of 64, not {qk}", 2.0)
     has_score = gradient.score.kind != "atom"
     extra = expression_registers(form, gradient, has_score) if candidate.counts_expressions else 0
     sums = max(qk, v) // 2 if splits else (qk + v) // 2
-    dq = m * qk // (128 * WARPGROUPS)  # fp32 words of a thread
+    dq = m * qk // (128 * WARPGROUPS * (2 if splits else 1))  # fp32 words of a thread
     keeps = bool(gradient.in_kernel) and gradient.keeps_score
     if keeps and splits:
         return Reject("compute", "a captured gradient that reads the score: it is with the other warpgroup", 2.0)
@@ -117,7 +120,7 @@ def fragment_registers(c: BackwardCompute) -> int:
     """Registers of a consumer thread at its fullest point: dK, dV and the larger of (S, dP) and (P, dS, dQ)."""
     qk, v, m = c.head_dim_qk_padded, c.head_dim_v_padded, c.tile_m
     sums = max(qk, v) // 2 if c.splits_operands else (qk + v) // 2
-    dq = m * qk // (128 * c.warpgroups)
+    dq = m * qk // (128 * c.dq_parts)
     packed = m // 4 if c.splits_operands else m // 2
     held = sums + (v // 4 if c.v_in_registers else 0)
     return held + max(m + c.expression_registers, dq if c.drains else packed + dq)

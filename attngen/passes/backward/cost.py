@@ -16,19 +16,22 @@ STEP_CYCLES = 300
 
 
 def step_cost(c: BackwardCompute, gradient: GradientForm) -> Cost:
-    """Cycles that one full step keeps each unit of an SM busy.
+    """Cycles that one full step keeps each unit of an SM busy; of a cluster, of its SMs together.
 
-    Operands from shared memory, bytes by warpgroup: S, dP read both tiles (V once for all, if from registers); dV, dK read dO and Q (P and dS come from
-    registers); dQ reads its halves of dS and K. dS is written once, dQ (fp32) or P (split operands) written and read.
+    Operands from shared memory, bytes by warpgroup: S, dP read both tiles (V once for all, if from registers); dV, dK
+    read dO and Q (P and dS come from registers); dQ reads its parts of dS and K. dS is written once, and with split
+    operands read and written once more on its way to the other CTA; dQ (fp32) or P (split operands) is written and
+    read.
     """
     qk, v, m, n, wgs = c.head_dim_qk_padded, c.head_dim_v_padded, c.tile_m, c.tile_n, c.warpgroups
     own = 64  # rows of a WGMMA
     rows, _ = c.dq_shape
     dq_rows = rows // wgs if c.dq_by_rows else rows
     v_rows = 0 if c.v_in_registers else own
-    reads = (own * qk + v_rows * v + 2 * m * (qk + v)) * (1 if c.splits_operands else wgs)
-    reads += wgs * n * (dq_rows + c.dq_columns * (dq_rows // own))  # each WGMMA of 64 rows reads the columns again
-    through = 2 * 2 * m * n if c.splits_operands else 2 * 4 * m * qk  # P, or dQ: written and read once
+    reads = (own * qk + v_rows * v + 2 * m * (qk + v)) * (n // own)
+    # Each WGMMA of 64 rows reads the columns again.
+    reads += c.dq_parts * n * (dq_rows + c.dq_columns * (dq_rows // own))
+    through = (2 * 2 + 2 * 2) * m * n if c.splits_operands else 2 * 4 * m * qk
     smem = (2 * reads + 2 * m * n + through) / sm90.SMEM_BYTES_PER_CYCLE
     mma = 2 * m * n * (3 * qk + 2 * v) / sm90.MMA_FLOP_PER_CYCLE
     calls = (
@@ -36,5 +39,5 @@ def step_cost(c: BackwardCompute, gradient: GradientForm) -> Cost:
     )
     exp = m * n / sm90.EXP_PER_CYCLE
     issue = m * n * (SLOTS + len(calls)) / sm90.ISSUE_PER_CYCLE
-    busy = max(mma, smem, exp + issue) * OVERLAP + STEP_CYCLES
+    busy = max(mma, smem, exp + issue) * OVERLAP + STEP_CYCLES * c.cluster
     return Cost(mma_cycles=mma, exp_cycles=exp, smem_cycles=smem, issue_cycles=issue, efficiency=mma / busy)

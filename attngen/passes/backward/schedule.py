@@ -15,12 +15,13 @@ def plan_schedule(
     """Assign roles and write down who arrives where.
 
     Rewrite   KV tile after KV tile, handed out as CTAs come: a TMA producer warp, a reducing warp and 64 keys for each
-              consumer warpgroup
+              consumer warpgroup; with split operands, to two CTAs at a time, which walk in step: a stage of dS is
+              filled by the warps of both and given back by the warps of both
     Keeps     no barrier between the warpgroups inside the walk: dQ runs one step behind through the ring of dS
     """
     n, statistics = c.warpgroups, 4 * c.tile_m
     producer, consumer = sm90.REGISTERS[n]
-    k_bytes, v_bytes = c.tile_n * c.head_dim_qk_padded * 2, c.tile_n * c.head_dim_v_padded * 2
+    k_bytes, v_bytes = c.keys * c.head_dim_qk_padded * 2, c.keys * c.head_dim_v_padded * 2
     q_bytes, do_bytes = c.tile_m * c.head_dim_qk_padded * 2, c.tile_m * c.head_dim_v_padded * 2
 
     def pipeline(
@@ -34,6 +35,7 @@ def plan_schedule(
     load, exchange, add = ("producer", "consumers"), ("consumers", "consumers"), ("consumer", "reducer")
     splits = c.splits_operands
     reducers = 0 if splits else n
+    ds_bytes = c.keys * c.tile_m * 2 if splits else 0  # of the other CTA's keys: copies that its warps announce
     readers = 1 if splits else 4 * n  # of K and V; with split operands dK and dV leave through their bytes
     last = (
         pipeline("p", "sP", memory.p_stages, 0, 4, 4, ("consumer 0", "consumer 1"))
@@ -50,14 +52,22 @@ def plan_schedule(
         pipelines=(
             pipeline("k", "sK", 1, k_bytes, 1, readers, load),
             pipeline("v", "sV", 1, v_bytes, 1, readers, load),
+            *(
+                (
+                    pipeline("peer_k", "sPeerK", 1, k_bytes // 2, 1, 1, load),
+                    pipeline("ticket", "ticket", 1, 4, 1, 1, ("producer", "producer")),
+                )
+                if splits
+                else ()
+            ),
             pipeline("walk", "walks", WALK_STAGES, 0, 1, 4 * n + reducers, load),
             pipeline("q", "sQ", memory.q_stages, q_bytes + statistics, 1, 4 * n, load),
             pipeline("do", "sdO", memory.do_stages, do_bytes + statistics, 1, 4 * n, load),
-            pipeline("ds", "sdS", memory.ds_stages, 0, 4 if splits else 4 * n, 4 * n, exchange),
+            pipeline("ds", "sdS", memory.ds_stages, ds_bytes, 4 * n, 4 * n * c.cluster, exchange),
             last,
         ),
         named_barriers=(
-            NamedBarrier(id=0, name="cta", threads=128 * (n + 1)),
+            *(() if splits else (NamedBarrier(id=0, name="cta", threads=128 * (n + 1)),)),  # two CTAs meet as a cluster
             NamedBarrier(id=1, name="store" if splits else "stagger", threads=128 * n),
             *(
                 NamedBarrier(id=2 + w, name=f"own sum of warpgroup {w}", threads=128)
