@@ -69,7 +69,9 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         shape_dk=common["shape_k"].replace("heads_kv", "heads_dkv"),
         shape_dv=common["shape_v"].replace("heads_kv", "heads_dkv"),
         tile_keys="64" if c.splits_operands else "64 * warpgroups",
-        counters_note=": KV tiles that have added, by warpgroup; KV tiles handed out" if plan_set.deterministic else ": the last one counts KV tiles handed out",
+        counters_note=": KV tiles that have added, by warpgroup; KV tiles handed out"
+        if plan_set.deterministic
+        else ": the last one counts KV tiles handed out",
         turn_note="Higher tiles first" if descends else "Lower tiles first",
         kv_descends=descends,
         serpentine=first.schedule.serpentine,
