@@ -62,7 +62,9 @@ def plan_candidate(
         mask=plan_mask(form, 1),
         schedule=plan_schedule(compute, memory, deterministic, plan_order(spec, form, compute, deterministic)),
         memory=memory,
-        launch=LaunchPlan(threads=128 * (n + 1), cluster=(compute.cluster, 1, 1), launch_registers=sm90.LAUNCH_REGISTERS[n]),
+        launch=LaunchPlan(
+            threads=128 * (n + 1), cluster=(compute.cluster, 1, 1), launch_registers=sm90.LAUNCH_REGISTERS[n]
+        ),
         cost=step_cost(compute, gradient),
     )
 

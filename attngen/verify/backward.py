@@ -92,7 +92,7 @@ def _shapes(plan: BackwardPlan) -> dict[str, tuple[int, ...]]:
     """Every buffer that the roles use."""
     m, c = plan.memory, plan.compute
     qk, v = c.head_dim_qk_padded, c.head_dim_v_padded
-    own = {
+    own: dict[str, tuple[int, ...]] = {
         "sK": (c.keys, qk, 1),
         "sV": (c.keys, v, 1),
         "sQ": (c.tile_m, qk, m.q_stages),

@@ -151,7 +151,9 @@ def _kernel(plan_set: BackwardPlanSet) -> Counter[str]:
     """Every mbarrier by its arrivals, then the CTA and the grid before it."""
     p = plan_set.plans[0]
     warps = 4 * p.compute.warpgroups
-    loops = (("k", "v", "peer_k", "ticket"), ("q", "do", "walk")) if p.compute.splits_operands else (("k", "v", "q", "do"),)
+    loops: tuple[tuple[str, ...], ...] = (("k", "v", "q", "do"),)
+    if p.compute.splits_operands:
+        loops = (("k", "v", "peer_k", "ticket"), ("q", "do", "walk"))
     spelled = {warps: "warps", warps + p.compute.warpgroups: "warps + self.warpgroups", 2 * warps: "2 * warps"}
     calls: Counter[str] = Counter()
     for names in (*loops, *((q.name,) for q in p.schedule.pipelines if not any(q.name in loop for loop in loops))):

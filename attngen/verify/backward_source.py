@@ -232,7 +232,7 @@ def _paths(methods: Mapping[str, ast.FunctionDef], p: BackwardPlan) -> Iterator[
     for name, wanted in (_PATHS | {"kernel": kernel_path(p)}).items():
         body = methods[name].body if name in methods else []
         steps = [(e, n.lineno) for n in body if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)
-                 and (e := event(n.value)) in wanted]  # fmt: skip
+                 and (e := event(n.value) or "") in wanted]  # fmt: skip
         if tuple(e for e, _ in steps) != wanted:
             yield f"{CLASS}.{name}: on every path {', '.join(wanted)}, found {', '.join(e for e, _ in steps) or 'none'}"
             continue

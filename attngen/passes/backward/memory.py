@@ -19,7 +19,7 @@ COUNTER_WORDS = {1: 4, 2: 8}
 
 
 def num_mbarriers(c: BackwardCompute, do_stages: int, dq_stages: int, p_stages: int) -> int:
-    """A full and an empty one for K, V, and each stage of walks, Q, dO, dS, dQ and P; of two CTAs, for K and tickets."""
+    """A full and an empty one for K, V, each stage of walks, Q, dO, dS, dQ and P; in a cluster also K and tickets."""
     cluster = 2 if c.cluster > 1 else 0
     return 2 * (2 + cluster + WALK_STAGES + Q_STAGES + do_stages + DS_STAGES + c.warpgroups * dq_stages + p_stages)
 
