@@ -30,6 +30,7 @@ layout_do layout_ds lse_at lse_log2 major_a major_b majors mdK mdLSE mdO mdQ mdV
 prepare products q_tiles rmem row_0 sD sLSE sP sdO sdQ sdS shift slope smem source steps tma_dk tma_do tma_dv tma_mdK
 tma_mdO tma_mdV v_full walk_full words workspace zeros
 block gD gLSE group_pairs groups keeps last_column last_row pairs passes r_0 total
+COUNTER_WORDS WALK_STAGES counters heads_dkv heads_per_cta layout_dk layout_dv mma_dp own_dk own_dv sdK sdV walks
 """
 #: Words that the generated file defines or that Python and the DSL give a meaning; a name of a spec that is one of them
 #: gets a trailing underscore in the kernel.

@@ -90,15 +90,16 @@ def test_explain_says_what_turns_cost(attngen, causal):
     args = ("--json", "--seqlen", "4096", "--batch", "1", "--heads", "2")
     free = json.loads(attngen("explain", causal, *args).out)["backward"]
     turns = json.loads(attngen("explain", causal, *args, "--deterministic").out)["backward"]
-    assert free["turn_words"] == 0 and turns["turn_words"] > 0
-    words = [x["plans"][0]["memory"]["workspace_per_tile"] for x in (free, turns)]
-    assert words[1] - words[0] == turns["turn_words"]
+    words = [x["turn_words"] for x in (free, turns)]
+    assert words == [0, turns["plans"][0]["compute"]["warpgroups"]]
     (line,) = turns["rooflines"]
     plan = turns["plans"][0]["compute"]
     assert line["turns"] == line["visited"] * plan["warpgroups"] and free["rooflines"][0]["turns"] == 0
     assert line["longest"] == -(-4096 // plan["tile_n"]), "the last rows see every KV tile"
     text = attngen("explain", causal, "--seqlen", "4096", "--deterministic").out
     assert "by turns" in text and f"up to {line['longest']} one after the other" in text
+    per_tile = turns["plans"][0]["memory"]["workspace_per_tile"]
+    assert f"{words[1]} words of each query tile's {per_tile} count them" in text
 
 
 def test_the_rooflines_of_the_backward_add_up(attngen, causal):

@@ -17,6 +17,7 @@ from attngen.ir.gradient import GradientKind
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType
 from attngen.passes.backward.compute import Candidate
+from attngen.plan_text_backward import turn_words
 from attngen.search_backward import candidates, has_sink_rows, plan_backward
 from attngen.targets import sm90
 from attngen.verify.backward import faults
@@ -98,7 +99,7 @@ def test_memory_rejects() -> None:
     from attngen.passes.base import Reject
 
     c = plan_backward(written(128)).plans[0].compute.replace(tile_m=128)
-    found = plan_memory(c, deterministic=False)
+    found = plan_memory(c)
     assert isinstance(found, Reject) and found.by == "memory"
     assert found.why == ("smem 323 KB of 227 KB: sK 32 KB, sV 32 KB, sQ 64 KB, sdO 64 KB, sdS 64 KB, sdQ 64 KB"), (
         found.why
@@ -109,7 +110,8 @@ def test_deterministic_plans_count_turns() -> None:
     plain, counted = (plan_backward(written(64, 64, more)) for more in ("", DETERMINISTIC))
     assert (plain.deterministic, counted.deterministic) == (False, True)
     words = [p.plans[0].memory.workspace_per_tile for p in (plain, counted)]
-    assert words == [128 * 66, 128 * 66 + 4]
+    assert words == [128 * 66 + 4] * 2, "counters stand in every workspace: one of them counts KV tiles handed out"
+    assert [turn_words(p) for p in (plain, counted)] == [0, 2]
     assert kernel_id_of(plain) != kernel_id_of(counted)
 
 
