@@ -84,6 +84,7 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         p_quads=8 if has_captured else 16,
         p_words=64 if has_captured else 32,
         warpgroups_note=": one owns dV, one dK" if c.splits_operands else "; each owns 64 keys, the M of a WGMMA",
+        dq_parts="2 * self.warpgroups" if c.splits_operands else "self.warpgroups",
         owners="1" if c.splits_operands else "plan.warpgroups",
         true_head_dim_qk=c.head_dim_qk,
         true_head_dim_v=c.head_dim_v,

@@ -232,6 +232,7 @@ class BackwardView(CommonView):
     p_type: str
     p_quads: int
     warpgroups_note: str
+    dq_parts: str
     owners: str
     outputs: tuple[Output, ...]
     has_outputs: bool

@@ -380,9 +380,9 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
     ),
     "kernel in line": (
         "plain", "stream=stream, min_blocks_per_mp=1,\n            use_pdl=True,",
-        "stream=stream, min_blocks_per_mp=1,", "('kernel', False)",
+        "stream=stream, min_blocks_per_mp=1,", "('kernel', False, ",
     ),
-    "finish not launched": ("plain", "finish(workspace, mdQ", "prepare(workspace, mdQ", "('kernel', True), ('prepare'"),
+    "finish not launched": ("plain", "finish(workspace, mdQ", "prepare(workspace, mdQ", "(1, 1, 1)), ('prepare'"),
     # numbers and names
     "barrier number": ("wide", "BARRIER_STORE = 1", "BARRIER_STORE = 3", "BARRIER_STORE is 3, the plan says 1"),
     "stagger number": ("plain", "BARRIER_STAGGER = 1", "BARRIER_STAGGER = 2", "BARRIER_STAGGER is 2, the plan says 1"),

@@ -54,7 +54,7 @@ def test_every_head_dim_has_a_plan(kind: str) -> None:
         (96, 96, "64x128", "columns", False),
         (128, 128, "80x128", "transposed", False),
         (192, 128, "48x128", "transposed", True),
-        (256, 256, "64x64", "columns", False),
+        (256, 256, "64x2x64", "columns", False),
     ],
 )
 def test_the_tile_of_full_attention(d: int, dv: int, tile: str, dq: str, drains: bool) -> None:
@@ -76,7 +76,7 @@ def test_every_candidate_is_a_plan_or_has_a_reason() -> None:
     found = plan_backward(written(128))
     names = [c.name for c in candidates()]
     told = {p.name for p in (*found.plans, *found.others)} | {r.candidate for r in found.rejected}
-    assert names == ["128x128", "112x128", "96x128", "80x128", "64x128", "48x128", "32x128", "64x64"]
+    assert names == ["128x128", "112x128", "96x128", "80x128", "64x128", "48x128", "32x128", "64x2x64"]
     assert told == set(names) and len(names) == len(found.plans) + len(found.others) + len(found.rejected)
     reason = "registers 256 + 32 of 240: dK 64, dV 64, S and dP 128"
     assert (found.rejected[0].by, found.rejected[0].why) == ("compute", reason)
@@ -172,7 +172,7 @@ def test_e0403_names_the_last_candidates() -> None:
     (fault,) = refused(written(256, 256, SLOPES), captured=("x",))
     assert (fault.code, fault.message) == ("E0403", "no backward plan fits sm_90a for head dims 256 and 256")
     assert len(fault.notes) == 3 and fault.notes[-1] == (
-        "64x64 was rejected by compute: a captured gradient that reads the score: it is with the other warpgroup"
+        "64x2x64 was rejected by compute: a captured gradient that reads the score: it is with the other warpgroup"
     )
     assert fault.notes[0].startswith("48x128 was rejected by compute: registers ")
     assert fault.helps == ("gradients of this spec are computed on CPU tensors",)
