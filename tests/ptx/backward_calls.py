@@ -122,7 +122,9 @@ def call(
     return Call(spec, q, k, v, out.o.to(q.dtype), do, out.lse.float(), grad_lse, params, tensors)
 
 
-def run(made: Kernels, c: Call, *, seed: int = 0, sms: int = 4, **options: Any) -> tuple[dict[str, Tensor], Report]:
+def run(
+    made: Kernels, c: Call, *, seed: int = 0, sms: int = 4, workers: int = 132, **options: Any
+) -> tuple[dict[str, Tensor], Report]:
     """One call: dq, dk, dv and the buffers of captured gradients by position, NaN where nothing was written."""
     bhsd = c.spec.layout is Layout.BHSD
     tile_m, words = (made.meta["plans"][0][n] for n in ("tile_m", "workspace_per_tile"))
@@ -136,7 +138,7 @@ def run(made: Kernels, c: Call, *, seed: int = 0, sms: int = 4, **options: Any) 
     big = [x.transpose(1, 2) if bhsd else x for x in (c.q, c.k, c.v, c.o, c.do, *outputs)]
     big = [x if n < 5 and not bhsd else x.contiguous() for n, x in enumerate(big)]
     report = check(
-        made.code, *big[:5], c.lse, c.dlse, *big[5:], workspace, value, 132, *tail, *extra, seed=seed, sms=sms,
+        made.code, *big[:5], c.lse, c.dlse, *big[5:], workspace, value, workers, *tail, *extra, seed=seed, sms=sms,
         names=[*NAMES, *(f"extra argument {n}" for n in range(len(tail) + len(extra)))], **options,
     )  # fmt: skip
     assert not report.faults

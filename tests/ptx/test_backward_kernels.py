@@ -119,6 +119,28 @@ def test_head_dims(d: int, dv: int, clauses: str) -> None:
     verify(made, call(made.plans.spec, Shape(1, 2, 1, 90, 150)), seeds=(d,))
 
 
+# ---- KV tile after KV tile ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("d", "dv", "clauses"),
+    [(64, 64, CAUSAL), (128, 128, ""), (192, 128, CAUSAL), (256, 256, CAUSAL)],
+    ids=["rings of dQ", "full", "parts of dK", "wide heads"],
+)
+def test_fewer_ctas_than_kv_tiles(d: int, dv: int, clauses: str) -> None:
+    """A CTA has several KV tiles one after the other, of several heads, some of which no query sees."""
+    made = kernels(written(d, dv, clauses))
+    c = call(made.plans.spec, Shape(1, 2, 2, 100, 3 * made.plans.plans[0].compute.tile_n - 20))
+    for seed, workers in enumerate((2, 3, 4)):
+        verify(made, c, seeds=(seed, seed + 10), workers=workers)
+
+
+def test_one_cta_for_all_kv_tiles() -> None:
+    spec = written(64, 0, "param window: int >= 1 = 40\n  mask = kv_idx <= q_pos and q_pos - kv_idx < window")
+    made = kernels(spec, tile="32x128")
+    verify(made, call(spec, Shape(2, 2, 1, 90, 300), params={"window": 70}), seeds=range(2), workers=1)
+
+
 # ---- scores, masks, captured tensors ---------------------------------------------------------------------------------
 
 
@@ -201,6 +223,18 @@ def test_deterministic(d: int, clauses: str, shape: Shape) -> None:
         assert first.keys() == again.keys() and all(torch.equal(first[n], again[n]) for n in first)
 
 
+@pytest.mark.parametrize("d", [64, 256])
+def test_turns_of_ctas_that_do_not_run_at_once(d: int) -> None:
+    """A KV tile that others wait for is never one of a CTA that has no SM yet."""
+    spec = written(d, 0, "backward { deterministic = true }")
+    made = kernels(spec)
+    c = call(spec, Shape(1, 1, 1, 70, 5 * made.plans.plans[0].compute.tile_n - 9))
+    first = verify(made, c, seeds=(0,), sms=12)
+    for seed, (workers, sms) in enumerate(((2, 2), (4, 2), (5, 3), (132, 2))):
+        again, _ = run(made, c, seed=seed, sms=sms, workers=workers)
+        assert all(torch.equal(first[n], again[n]) for n in OUTPUTS)
+
+
 # ---- part of the gradients -------------------------------------------------------------------------------------------
 
 
@@ -209,4 +243,5 @@ def test_wanted(d: int, wanted: str) -> None:
     """Only those are written; the rest of the kernel goes on without them."""
     spec = written(d, 64 if d == 64 else 128, CAUSAL)
     made = kernels(spec, wanted)
-    verify(made, call(spec, SQUARE))
+    for workers in (132, 2):
+        verify(made, call(spec, SQUARE), workers=workers)
