@@ -18,11 +18,16 @@ _HOME = {
     "compile": "attngen.api",
     "explain": "attngen.api",
     "format": "attngen.api",
+    "from_cudnn": "attngen.importers",
+    "from_flash": "attngen.importers",
+    "from_flex": "attngen.importers",
+    "from_sdpa": "attngen.importers",
     "AttentionSpec": "attngen.ir.spec",
     "AttnError": "attngen.diag.diagnostic",
     "Attention": "attngen.jit.kernel",
     "AttngenNotice": "attngen.jit.kernel",
     "AttngenWarning": "attngen.jit.storage",
+    "Imported": "attngen.importers",
     "KernelSource": "attngen.source",
     "Options": "attngen.options",
     "make_spec": "attngen.syntax",
@@ -36,6 +41,11 @@ if TYPE_CHECKING:
     from attngen.api import explain as explain
     from attngen.api import format as format
     from attngen.diag.diagnostic import AttnError as AttnError
+    from attngen.importers import Imported as Imported
+    from attngen.importers import from_cudnn as from_cudnn
+    from attngen.importers import from_flash as from_flash
+    from attngen.importers import from_flex as from_flex
+    from attngen.importers import from_sdpa as from_sdpa
     from attngen.ir.spec import AttentionSpec as AttentionSpec
     from attngen.jit.kernel import Attention as Attention
     from attngen.jit.kernel import AttngenNotice as AttngenNotice

@@ -1,12 +1,13 @@
 """The code table: every code that attngen raises, once. `attngen explain E0302` prints a row.
 
 Codes are never reused. E01 syntax, E02 names, shapes and dtypes, E03 meaning (tables of their own, in `codes_syntax`,
-`codes_names`, `codes_meaning`); E04 target and feasibility, E05 toolchain, cache and environment, E06 call arguments
-(rows below).
+`codes_names`, `codes_meaning`); E04 target and feasibility, E05 toolchain, cache and environment, E06 call arguments,
+E07 imports from other libraries (in tables by area).
 """
 
 from __future__ import annotations
 
+from attngen.diag.codes_import import IMPORT
 from attngen.diag.codes_meaning import MEANING
 from attngen.diag.codes_names import NAMES
 from attngen.diag.codes_reference import REFERENCE
@@ -24,6 +25,7 @@ _ROWS: tuple[Code, ...] = (
     *RUN,
     *REFERENCE,
     *TOOLS,
+    *IMPORT,
 )
 
 #: Every row by code.
