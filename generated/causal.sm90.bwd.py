@@ -52,13 +52,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "causal_bwd_sm_90_55030bd0",
+    "kernel_id": "causal_bwd_sm_90_3e291312",
     "name": "causal",
     "direction": "backward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "77aa443f2ba40026d5ae10e9108b0ce9e65dbf91987f7e902b75f75f47409910",
-    "body_sha256": "97bdb5c2db441082d46b9ef7a0173e9b8700e3bbdb3d484c8a3dd59b71fa4ce4",
+    "body_sha256": "57cb282542b2d39b3fb9022d208493c2a12af03dc116a1cb3b017091e7f83ffb",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -75,7 +75,7 @@ ATTN_META = {
             "tile_n": 128,
             "threads": 384,
             "smem_bytes": 231424,
-            "workspace_per_tile": 10400,
+            "workspace_per_tile": 10404,
         },
     ],
     "limits": [],
@@ -88,7 +88,7 @@ ATTN_META = {
                 "tile_n": 128,
                 "threads": 384,
                 "smem_bytes": 231424,
-                "workspace_per_tile": 10400,
+                "workspace_per_tile": 10404,
             },
         ],
         "limits": [],
@@ -105,11 +105,12 @@ NEG_INF = -float("inf")
 LOG2E = math.log2(math.e)
 
 DS_STAGES = 2  # of the ring of dS tiles: dQ is one step behind
+WALK_STAGES = 2  # of what the other roles are told of a KV tile
 ROW_THREADS = 256  # of a CTA of `prepare` and `finish`
+COUNTER_WORDS = 4  # of a query tile: the last one counts KV tiles handed out
 
 # schedule: named barriers; 0 is the whole CTA's.
-BARRIER_STORE = 1  # K and V are dead, dK and dV are written in their place
-BARRIER_STAGGER = 2  # the second warpgroup may start
+BARRIER_STAGGER = 1  # the second warpgroup may start
 
 
 # ---- compute, memory, schedule: the tile plans ---------------------------------------------------------------------
@@ -125,7 +126,9 @@ class TilePlan:
     do_stages: int  # stages of dO
     dq_stages: int  # slots of each warpgroup's part of dQ on its way to global memory
     dq_transposed: bool  # dQ^T = K^T dS^T instead of dQ = dS K
+    v_in_registers: bool  # dP^T reads V from there
     drains: bool  # dV and dK are done before dQ starts
+    grouped: bool  # as many heads are launched together as fill the SMs
     producer_registers: int  # setmaxnreg of the producer's warpgroup
     consumer_registers: int  # setmaxnreg of a consumer
 
@@ -138,7 +141,9 @@ PLANS = (
         do_stages=2,
         dq_stages=1,
         dq_transposed=True,
+        v_in_registers=False,
         drains=False,
+        grouped=True,
         producer_registers=24,
         consumer_registers=240,
     ),
@@ -241,6 +246,26 @@ def zero_fill(acc):
         acc[i] = cute.arch.inline_ptx("mov.b32 {$w0}, 0f00000000;", write_only_types=[Float32])
 
 
+def transpose_8x8(pair):
+    """A tile of 8 x 8 elements, two in each lane, transposed across the warp."""
+    return cute.arch.inline_ptx(
+        "movmatrix.sync.aligned.m8n8.trans.b16 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[pair]
+    )
+
+
+def row_of_four(words, lane):
+    """`words[lane]` of each of four neighbouring lanes, in the order of the lanes; `lane` is this one's number."""
+    for bit in (1, 2):  # exchange with the lane that differs in this bit
+        upper = (lane & bit) != 0
+        halves = zip(words[::2], words[1::2]) if bit == 1 else zip(words[:2], words[2:])
+        pairs = []
+        for low, high in halves:
+            other = cute.arch.shuffle_sync_bfly(select(upper, low, high), offset=bit)
+            pairs.append((select(upper, other, low), select(upper, high, other)))
+        words = [*pairs[0], *pairs[1]] if bit == 1 else [pairs[0][0], pairs[1][0], pairs[0][1], pairs[1][1]]
+    return words
+
+
 # ---- schedule: pipelines -------------------------------------------------------------------------------------------
 
 
@@ -268,11 +293,12 @@ class Ring:
 class AttentionBackward:
     """dQ, dK, dV of attention for sm_90a: kernels `prepare`, `kernel` and `finish`, launched in that order.
 
-    A CTA of `kernel` owns a KV tile of 64 * warpgroups keys and walks over the query tiles that see it, for every query
-    head of its KV head. Each consumer warpgroup computes 64 keys' rows of S^T = K Q^T and dP^T = V dO^T: transposed, so
-    that P^T and dS^T are already the register operands of dV += P^T dO and dK += dS^T Q. dS also goes to shared memory,
-    where both warpgroups read it for dQ = dS K (or dQ^T = K^T dS^T); that runs one step behind, through a ring of dS
-    tiles, so that the warpgroups never meet at a barrier: one does exponentials while the other feeds the tensor cores.
+    A CTA of `kernel` takes KV tiles one after the other, of 64 * warpgroups keys. It walks over the query tiles that
+    see one, for every query head that shares a head of dK and dV.
+    Each consumer warpgroup computes 64 keys' rows of S^T = K Q^T and dP^T = V dO^T: transposed, so that P^T and dS^T
+    are already the register operands of dV += P^T dO and dK += dS^T Q. dS also goes to shared memory, where both
+    warpgroups read it for dQ = dS K (or dQ^T = K^T dS^T); that runs one step behind, through a ring of dS tiles, so
+    that the warpgroups never meet at a barrier: one does exponentials while the other feeds the tensor cores.
 
     A method under @cute.jit may branch and loop on device values. The others are expanded where they are called: their
     `if` and `for` are Python's, run while the kernel is traced. What they share: `p` the problem, `t` tensors and
@@ -291,12 +317,17 @@ class AttentionBackward:
         self.dq_shape = (HEAD_DIM_QK, plan.tile_m) if self.dq_transposed else (plan.tile_m, HEAD_DIM_QK)
         rows, columns = self.dq_shape
         self.dq_by_rows = rows == 64 * plan.warpgroups  # the warpgroups share out its rows, else its columns
-        self.dq_columns = columns if self.dq_by_rows else columns // self.warpgroups
+        self.dq_parts = self.warpgroups  # warpgroups that share out dQ
+        self.dq_columns = columns if self.dq_by_rows else columns // self.dq_parts
         # Where dQ's columns are shared out, a warpgroup's part of K is whole swizzles.
         self.k_columns = HEAD_DIM_QK if self.dq_transposed else self.dq_columns
         # Warpgroups side by side in the GEMMs that keys are rows of.
         self.owners = (plan.warpgroups, 1)
-        self.dq_words = plan.tile_m * HEAD_DIM_QK // plan.warpgroups  # of a dQ tile, a warpgroup
+        self.dq_words = plan.tile_m * HEAD_DIM_QK // self.dq_parts  # of a dQ tile, a warpgroup
+        # dV and dK leave through the slots of dQ, as many columns of 64 rows at a time as one holds.
+        self.dv_columns, self.dk_columns = self.slot_columns(HEAD_DIM_V), self.slot_columns(HEAD_DIM_QK)
+        self.parts_of_dkv = self.wants_dv * HEAD_DIM_V // self.dv_columns
+        self.parts_of_dkv += self.wants_dk * HEAD_DIM_QK // self.dk_columns
 
     # ---- launch: host side -----------------------------------------------------------------------------------------
 
@@ -335,8 +366,9 @@ class AttentionBackward:
         tma_do, tma_mdO = tma(load, mdO, layout_do, tile_m, HEAD_DIM_V)
         tma_k, tma_mK = tma(load, mK, layout_k, tile_n, HEAD_DIM_QK)
         tma_v, tma_mV = tma(load, mV, layout_v, tile_n, HEAD_DIM_V)
-        tma_dk, tma_mdK = tma(store, mdK, layout_k, tile_n, HEAD_DIM_QK)
-        tma_dv, tma_mdV = tma(store, mdV, layout_v, tile_n, HEAD_DIM_V)
+        layout_dk, layout_dv = self.smem_layout(64, self.dk_columns, 1), self.smem_layout(64, self.dv_columns, 1)
+        tma_dk, tma_mdK = tma(store, mdK, layout_dk, 64, self.dk_columns)
+        tma_dv, tma_mdV = tma(store, mdV, layout_dv, 64, self.dv_columns)
 
         k_major, mn_major = cute.nvgpu.OperandMajorMode.K, cute.nvgpu.OperandMajorMode.MN
         smem, rmem = warpgroup.OperandSource.SMEM, warpgroup.OperandSource.RMEM
@@ -348,19 +380,26 @@ class AttentionBackward:
 
         by_rows, by_columns = (self.warpgroups, 1), (1, self.warpgroups)
         mma_s = mma(k_major, k_major, self.owners, tile_m)
+        mma_dp = mma(k_major, k_major, self.owners, tile_m, rmem if plan.v_in_registers else smem)
         mma_dv = mma(k_major, mn_major, self.owners, HEAD_DIM_V, rmem)
         mma_dk = mma(k_major, mn_major, self.owners, HEAD_DIM_QK, rmem)
+        # What fits a slot of 64 keys' dV and dK: for the order of its elements, these two multiply nothing.
+        own_dv = mma(k_major, mn_major, (1, 1), self.dv_columns, rmem)
+        own_dk = mma(k_major, mn_major, (1, 1), self.dk_columns, rmem)
         # dQ = dS K, or transposed dQ^T = K^T dS^T; the warpgroups share out its rows or its columns.
         majors = (mn_major, k_major) if self.dq_transposed else (k_major, mn_major)
         mma_dq = mma(*majors, by_rows if self.dq_by_rows else by_columns, self.dq_columns)
 
         # ---- memory: shared memory, buffers at multiples of 1024 (a 128-byte swizzle repeats over 1024 bytes) ----
-        num_mbarriers = 3 + 2 * (plan.q_stages + plan.do_stages + DS_STAGES + self.warpgroups * plan.dq_stages)
+        num_mbarriers = 2 * (
+            2 + WALK_STAGES + plan.q_stages + plan.do_stages + DS_STAGES + self.warpgroups * plan.dq_stages
+        )
 
         @cute.struct
         class SharedStorage:
             mbarriers: cute.struct.MemRange[Int64, num_mbarriers]
-            steps: cute.struct.MemRange[Int32, 3 * plan.q_stages]  # [0, 0] how many; [1:, stage] m_block, 2 h + masked
+            walks: cute.struct.MemRange[Int32, 2 * WALK_STAGES]  # steps of a KV tile, its number
+            steps: cute.struct.MemRange[Int32, 2 * plan.q_stages]  # m_block, 2 h + masked
             dq_tiles: cute.struct.MemRange[Int32, self.warpgroups * plan.dq_stages]  # where a staged dQ belongs
             sLSE: cute.struct.Align[cute.struct.MemRange[Float32, tile_m * plan.q_stages], 128]
             sD: cute.struct.Align[cute.struct.MemRange[Float32, tile_m * plan.do_stages], 128]
@@ -373,11 +412,16 @@ class AttentionBackward:
 
         self.shared_storage = SharedStorage
 
-        # ---- schedule: one CTA for each query tile, then for each KV tile, then for each query tile ----
+        # ---- schedule: one CTA for each query tile, then one for each SM, then for each query tile ----
         m_blocks = cute.ceil_div(cute.size(mQ, mode=[0]), tile_m)
-        n_blocks = cute.ceil_div(cute.size(mK, mode=[0]), tile_n)
+        n_blocks = cute.ceil_div(cute.size(mK, mode=[0]), self.tile_n)
         q_tiles = m_blocks * cute.size(mQ, mode=[2]) * cute.size(mQ, mode=[3])
-        kv_tiles = n_blocks * cute.size(mK, mode=[2]) * cute.size(mK, mode=[3])
+        pairs = cute.size(mdK, mode=[2]) * cute.size(mdK, mode=[3])  # of a head of dK and a batch element
+        kv_tiles = n_blocks * pairs
+        group_pairs = Int32(1)  # that are launched together
+        if const_expr(plan.grouped):  # in an even number of groups: what one leaves uneven, the next one fills
+            groups = cute.ceil_div(pairs, cutlass.max(workers // n_blocks, 1))
+            group_pairs = cute.ceil_div(pairs, cutlass.max(groups - groups % 2, 1))
         name = ATTN_META["kernel_id"]
         prepare, kernel, finish = self.prepare, self.kernel, self.finish
         prepare.set_name_prefix(f"{name}_prepare", remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -390,9 +434,13 @@ class AttentionBackward:
         )
         kernel(
             tma_q, tma_mQ, tma_k, tma_mK, tma_v, tma_mV, tma_do, tma_mdO, tma_dk, tma_mdK, tma_dv, tma_mdV, workspace,
-            mma_s, mma_dv, mma_dk, mma_dq, layout_q, layout_do, layout_k, layout_v, layout_ds,
-            softmax_scale, m_blocks, n_blocks, q_tiles,
-        ).launch(grid=[kv_tiles, 1, 1], block=[self.threads, 1, 1], stream=stream, min_blocks_per_mp=1, use_pdl=True)
+            mma_s, mma_dp, mma_dv, mma_dk, mma_dq, own_dv, own_dk,
+            layout_q, layout_do, layout_k, layout_v, layout_ds, layout_dv, layout_dk,
+            softmax_scale, m_blocks, n_blocks, group_pairs, q_tiles, kv_tiles,
+        ).launch(
+            grid=[cutlass.min(kv_tiles, workers), 1, 1], block=[self.threads, 1, 1], stream=stream, min_blocks_per_mp=1,
+            use_pdl=True,
+        )
         if const_expr(self.wants_dq):
             finish(workspace, mdQ, softmax_scale, m_blocks).launch(
                 grid=[q_tiles, 1, 1], block=[ROW_THREADS, 1, 1], stream=stream, use_pdl=True
@@ -408,15 +456,36 @@ class AttentionBackward:
         atom = warpgroup.make_smem_layout_atom(kind, ELEMENT)
         return cute.tile_to_shape(atom, (rows, columns, stages), order=(0, 1, 2))
 
+    def slot_columns(self, columns):
+        """How many columns of 64 rows of 16-bit elements a slot of dQ holds: all, or the most that divide them."""
+        most = self.dq_words * 4 // (64 * ELEMENT_BYTES)
+        return columns if columns <= most else max(c for c in (128, 64, 32, 16) if c <= most and columns % c == 0)
+
+    def in_slots(self, ptr, layout):
+        """Tiles of a layout, one in each slot of dQ: (rows, columns, stage * warpgroups + warpgroup)."""
+        (rows, columns, _), (d_row, d_column, _) = layout.outer.shape, layout.outer.stride
+        slots, pitch = self.plan.dq_stages * self.warpgroups, self.dq_words * 4 // ELEMENT_BYTES
+        tiles = cute.make_layout((rows, columns, slots), stride=(d_row, d_column, pitch))
+        return cute.make_tensor(cute.recast_ptr(ptr, layout.inner, dtype=ELEMENT), tiles)
+
     # ---- memory: the workspace -------------------------------------------------------------------------------------
     #
     # fp32 words, `tile` counting query tiles over (batch, head, m_block): dQ [tile][tile_m * HEAD_DIM_QK] in the order
-    # of the accumulator registers, LSE [tile][tile_m] in log2 units, D [tile][tile_m].
+    # of the accumulator registers, LSE [tile][tile_m] in log2 units, D [tile][tile_m], counters
+    # [tile][COUNTER_WORDS].
 
     def row_statistics(self, workspace, q_tiles, tile):
         """Where LSE and D of a query tile stand."""
         lse = workspace.iterator + (Int64(q_tiles) * (self.tile_m * HEAD_DIM_QK) + Int64(tile) * self.tile_m)
         return lse, lse + Int64(q_tiles) * self.tile_m
+
+    def counters(self, workspace, q_tiles, tile):
+        """Where a query tile's counters stand: KV tiles that have added, for each warpgroup; then `handed_out`."""
+        return workspace.iterator + (Int64(q_tiles) * (self.tile_m * (HEAD_DIM_QK + 2)) + Int64(tile) * COUNTER_WORDS)
+
+    def handed_out(self, workspace, q_tiles):
+        """Counter of the KV tiles that were handed out beyond the first of each CTA: the last of tile 0."""
+        return cute.recast_ptr(self.counters(workspace, q_tiles, 0) + (COUNTER_WORDS - 1), dtype=Int32)
 
     # ---- kernel prepare: row statistics, and a zeroed dQ -----------------------------------------------------------
 
@@ -436,51 +505,58 @@ class AttentionBackward:
         Rows past the end and rows without a key get LSE = inf, so that P = 0, and D = 0.
         """
         tidx, _, _ = cute.arch.thread_idx()
-        tile, _, _ = cute.arch.block_idx()
+        block, _, _ = cute.arch.block_idx()
+        tile = cute.arch.grid_dim()[0] - 1 - block  # last first: what `kernel` starts with is then in L2
         cute.arch.griddepcontrol_launch_dependents()
         seqlen_q, heads_q = cute.size(mO, mode=[0]), cute.size(mO, mode=[2])
         head_batch = tile // m_blocks
         batch_idx = head_batch // heads_q
         head = head_batch - batch_idx * heads_q
         row_0 = (tile - head_batch * m_blocks) * self.tile_m
+        lanes = 16  # threads that share `passes` rows, eight elements of each
+        passes = -(-self.tile_m * lanes // ROW_THREADS)
+        column, r_0 = tidx % lanes, tidx // lanes * passes
+        # Every load is issued before the first is used. No branch: who has no row or column loads the last one again.
+        last_row, last_column = cutlass.min(self.tile_m, seqlen_q - row_0) - 1, 128 // 8 - 1
+        frag_o = cute.make_rmem_tensor((8, passes), ELEMENT)
+        frag_do = cute.make_rmem_tensor((8, passes), ELEMENT)
+        for i in cutlass.range_constexpr(passes):
+            row, at = row_0 + cutlass.min(r_0 + i, last_row), cutlass.min(column, last_column)
+            cute.autovec_copy(cute.zipped_divide(mO[row, None, head, batch_idx], (8,))[None, at], frag_o[None, i])
+            cute.autovec_copy(cute.zipped_divide(mdO[row, None, head, batch_idx], (8,))[None, at], frag_do[None, i])
+        r = r_0 + column  # the row that this thread writes, if column < passes
+        row = row_0 + cutlass.min(r, last_row)
+        lse, dlse = mLSE[batch_idx, head, row], mdLSE[batch_idx, head, row]
         if const_expr(self.wants_dq):
             zeros = cute.make_rmem_tensor(4, Float32)
             zeros.fill(0.0)
             words = self.tile_m * HEAD_DIM_QK
             acc = cute.make_tensor(
-                workspace.iterator + Int64(tile) * words,
+                workspace.iterator + cute.assume(Int64(tile) * words, divby=4),
                 cute.make_layout((4, ROW_THREADS, words // (4 * ROW_THREADS)), stride=(1, 4, 4 * ROW_THREADS)),
             )
             for i in cutlass.range_constexpr(words // (4 * ROW_THREADS)):
                 cute.autovec_copy(zeros, acc[None, tidx, i])
-        lse_at, delta_at = self.row_statistics(workspace, q_tiles, tile)
-        sLSE = cute.make_tensor(lse_at, cute.make_layout(self.tile_m))
-        sD = cute.make_tensor(delta_at, cute.make_layout(self.tile_m))
-        lanes = 16  # threads that share a row, eight elements each
-        rows = ROW_THREADS // lanes
-        column = tidx % lanes
-        for i in cutlass.range_constexpr(-(-self.tile_m // rows)):
-            r = i * rows + tidx // lanes
-            row = row_0 + r
-            delta, lse_log2 = Float32(0.0), Float32.inf
-            if row < seqlen_q and r < self.tile_m:
-                if column * 8 < 128:
-                    frag_o = cute.make_rmem_tensor(8, ELEMENT)
-                    frag_do = cute.make_rmem_tensor(8, ELEMENT)
-                    cute.autovec_copy(cute.zipped_divide(mO[row, None, head, batch_idx], (8,))[None, column], frag_o)
-                    cute.autovec_copy(cute.zipped_divide(mdO[row, None, head, batch_idx], (8,))[None, column], frag_do)
-                    products = frag_o.load().to(Float32) * frag_do.load().to(Float32)
-                    delta = products.reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
-                lse_log2 = mLSE[batch_idx, head, row] * LOG2E
+        counters = cute.make_tensor(self.counters(workspace, q_tiles, tile), cute.make_layout(COUNTER_WORDS))
+        if tidx < COUNTER_WORDS:
+            counters[tidx] = Float32(0.0)
+        delta = Float32(0.0)
+        for i in cutlass.range_constexpr(passes):
+            products = frag_o[None, i].load().to(Float32) * frag_do[None, i].load().to(Float32)
+            total = products.reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
+            if const_expr((last_column + 1) % lanes != 0):
+                total = select(column <= last_column, total, 0.0)
             for shift in cutlass.range_constexpr(lanes.bit_length() - 1):
-                delta = delta + cute.arch.shuffle_sync_bfly(delta, offset=1 << shift)
-            if row < seqlen_q and r < self.tile_m:
-                delta = delta - mdLSE[batch_idx, head, row]
-                if lse_log2 == NEG_INF:
-                    delta, lse_log2 = Float32(0.0), Float32.inf
-            if column == 0 and r < self.tile_m:
-                sLSE[r] = lse_log2
-                sD[r] = delta
+                total = total + cute.arch.shuffle_sync_bfly(total, offset=1 << shift)
+            delta = select(column == i, total, delta)
+        keeps = (r <= last_row) & (lse != NEG_INF)
+        lse_log2, delta = select(keeps, lse * LOG2E, Float32.inf), select(keeps, delta - dlse, 0.0)
+        lse_at, delta_at = self.row_statistics(workspace, q_tiles, tile)
+        gLSE = cute.make_tensor(lse_at, cute.make_layout(self.tile_m))
+        gD = cute.make_tensor(delta_at, cute.make_layout(self.tile_m))
+        if column < passes and r < self.tile_m:
+            gLSE[r] = lse_log2
+            gD[r] = delta
 
     # ---- memory, schedule: device entry of the main kernel ---------------------------------------------------------
 
@@ -501,35 +577,46 @@ class AttentionBackward:
         mdV: cute.Tensor,
         workspace: cute.Tensor,
         mma_s: cute.TiledMma,
+        mma_dp: cute.TiledMma,
         mma_dv: cute.TiledMma,
         mma_dk: cute.TiledMma,
         mma_dq: cute.TiledMma,
+        own_dv: cute.TiledMma,
+        own_dk: cute.TiledMma,
         layout_q: cute.ComposedLayout,
         layout_do: cute.ComposedLayout,
         layout_k: cute.ComposedLayout,
         layout_v: cute.ComposedLayout,
         layout_ds: cute.ComposedLayout,
+        layout_dv: cute.ComposedLayout,
+        layout_dk: cute.ComposedLayout,
         softmax_scale: Float32,
         m_blocks: Int32,
         n_blocks: Int32,
+        group_pairs: Int32,
         q_tiles: Int32,
+        kv_tiles: Int32,
     ):
         """Place the buffers, initialise the mbarriers, send every warp to its role."""
         tidx, _, _ = cute.arch.thread_idx()
         tile, _, _ = cute.arch.block_idx()
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         plan = self.plan
-        heads_q, heads_kv = cute.size(mQ, mode=[2]), cute.size(mK, mode=[2])
+        heads_q, heads_kv, heads_dkv = (cute.size(x, mode=[2]) for x in (mQ, mK, mdK))
         p = SimpleNamespace(  # the problem
             seqlen_q=cute.size(mQ, mode=[0]),
             seqlen_kv=cute.size(mK, mode=[0]),
             heads_q=heads_q,
             heads_kv=heads_kv,
             batch=cute.size(mQ, mode=[3]),
+            heads_dkv=heads_dkv,
             qhead_per_kvhead=heads_q // heads_kv,
+            heads_per_cta=heads_q // heads_dkv,
             m_blocks=m_blocks,
             n_blocks=n_blocks,
+            group_pairs=group_pairs,
             q_tiles=q_tiles,
+            kv_tiles=kv_tiles,
             softmax_scale=softmax_scale,
             workspace=workspace,
         )
@@ -545,14 +632,20 @@ class AttentionBackward:
             sLSE=storage.sLSE.get_tensor(cute.make_layout((self.tile_m, plan.q_stages))),
             sD=storage.sD.get_tensor(cute.make_layout((self.tile_m, plan.do_stages))),
             sdQ=storage.sdQ.data_ptr(),
+            sdV=self.in_slots(storage.sdQ.data_ptr(), layout_dv),
+            sdK=self.in_slots(storage.sdQ.data_ptr(), layout_dk),
             dq_tiles=storage.dq_tiles.get_tensor(cute.make_layout((plan.dq_stages, self.warpgroups))),
-            steps=storage.steps.get_tensor(cute.make_layout((3, plan.q_stages))),
+            steps=storage.steps.get_tensor(cute.make_layout((2, plan.q_stages))),
+            walks=storage.walks.get_tensor(cute.make_layout((2, WALK_STAGES))),
             mma_s=mma_s, mma_dv=mma_dv, mma_dk=mma_dk, mma_dq=mma_dq,
+            mma_dp=mma_dp, own_dv=own_dv, own_dk=own_dk,
         )
         bars = storage.mbarriers.data_ptr()
         warps = 4 * self.warpgroups
-        rings = SimpleNamespace(k_full=bars, v_full=bars + 1, walk_full=bars + 2)
-        bars += 3
+        rings = SimpleNamespace(k=Ring(bars, bars + 1, 1), v=Ring(bars + 2, bars + 3, 1))
+        bars += 4
+        rings.walk = Ring(bars, bars + WALK_STAGES, WALK_STAGES)
+        bars += 2 * WALK_STAGES
         rings.q = Ring(bars, bars + plan.q_stages, plan.q_stages)
         bars += 2 * plan.q_stages
         rings.do = Ring(bars, bars + plan.do_stages, plan.do_stages)
@@ -564,13 +657,13 @@ class AttentionBackward:
             for atom in (tma_q, tma_k, tma_v, tma_do, tma_dk, tma_dv):
                 cpasync.prefetch_descriptor(atom)
             with cute.arch.elect_one():
-                cute.arch.mbarrier_init(rings.k_full, 1)
-                cute.arch.mbarrier_init(rings.v_full, 1)
-                cute.arch.mbarrier_init(rings.walk_full, 1)
-                for ring in (rings.q, rings.do):
+                for ring in (rings.k, rings.v, rings.q, rings.do):
                     for s in cutlass.range_constexpr(ring.stages):
                         cute.arch.mbarrier_init(ring.full + s, 1)
                         cute.arch.mbarrier_init(ring.empty + s, warps)
+                for s in cutlass.range_constexpr(WALK_STAGES):
+                    cute.arch.mbarrier_init(rings.walk.full + s, 1)
+                    cute.arch.mbarrier_init(rings.walk.empty + s, warps + self.warpgroups)  # and the reducers
                 for s in cutlass.range_constexpr(DS_STAGES):
                     cute.arch.mbarrier_init(rings.ds.full + s, warps)
                     cute.arch.mbarrier_init(rings.ds.empty + s, warps)
@@ -586,25 +679,48 @@ class AttentionBackward:
             cute.arch.setmaxregister_decrease(plan.producer_registers)
             if warp_idx == 0:
                 self.load(p, t, rings, Int32(tile))
-            for wg in cutlass.range_constexpr(self.warpgroups if self.wants_dq else 0):
+            for wg in cutlass.range_constexpr(self.warpgroups):
                 if warp_idx == 1 + wg:
-                    self.add_dq(p, t, rings, Int32(tile), wg)
+                    self.reduce(p, t, rings, wg)
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
-            self.consume(p, t, rings, cute.arch.make_warp_uniform(tidx // 128 - 1), Int32(tile))
+            self.consume(p, t, rings, cute.arch.make_warp_uniform(tidx // 128 - 1))
 
     # ---- schedule: which KV tile, and its walk over query tiles ----------------------------------------------------
 
     def tile_coords(self, tile, p):
-        """Tile number -> (n_block, KV head, batch). Head by head, first keys first."""
-        head_batch = tile // p.n_blocks
-        batch = head_batch // p.heads_kv
-        return tile - head_batch * p.n_blocks, head_batch - batch * p.heads_kv, batch
+        """Tile number -> (n_block, head of dK and dV, batch). Group by group of heads, first keys first."""
+        per_group = p.group_pairs * p.n_blocks
+        group = tile // per_group
+        rest = tile - group * per_group
+        pairs = cutlass.min(p.group_pairs, p.heads_dkv * p.batch - group * p.group_pairs)
+        place = rest // pairs
+        head_batch = group * p.group_pairs + (rest - place * pairs)
+        batch = head_batch // p.heads_dkv
+        return place, head_batch - batch * p.heads_dkv, batch
+
+    def descends(self, tile, p):
+        """Whether a KV tile is walked from the last query tile to the first: in even waves, for the sake of L2.
+
+        CTAs of the first wave start together, so they meet at the last query tile. Those of the second start one after
+        the other, where short walks ended, so they meet on their way up.
+        """
+        per_group = p.group_pairs * p.n_blocks
+        ctas, _, _ = cute.arch.grid_dim()
+        waves = cutlass.max((per_group + ctas // 2) // ctas, 1)  # of a group
+        group = tile // per_group
+        wave = group * waves + (tile - group * per_group) * waves // per_group
+        return (p.heads_per_cta > 1) & (wave % 2 == 0)
+
+    def m_block_at(self, p, place, descends):
+        """The query tile in a place of the walk; places past its end have none, a number that no tile has."""
+        return select(descends, p.m_blocks - 1 - place, place)
 
     def walk(self, p, b, h, m_block, n_block):
         """Of 32 query tiles, one a lane: those that see keys of a KV tile, and those that see all of it whole."""
-        some, every = self.sees(p, b, h, cutlass.min(m_block, p.m_blocks - 1), n_block)
-        return cute.arch.vote_ballot_sync(some & (m_block < p.m_blocks)), cute.arch.vote_ballot_sync(every)
+        some, every = self.sees(p, b, h, cutlass.max(cutlass.min(m_block, p.m_blocks - 1), 0), n_block)
+        some = some & (m_block >= 0) & (m_block < p.m_blocks)
+        return cute.arch.vote_ballot_sync(some), cute.arch.vote_ballot_sync(every)
 
     def sees(self, p, b, h, m_block, n_block):
         """Whether rows of a query tile see keys of a KV tile, and whether all of them see all."""
@@ -630,43 +746,83 @@ class AttentionBackward:
 
     @cute.jit
     def load(self, p, t, rings, tile: Int32):
-        """K and V once, then Q, LSE, dO and D of every step of the walk.
+        """KV tile after KV tile: K and V, and Q, LSE, dO and D of every step of its walk.
 
-        The walk is found 32 query tiles at a time, one a lane; the other roles read its length first, and each step
-        beside its Q.
+        A tile's first step goes ahead of its K and V, which wait until those of the tile before are dead. The walk is
+        found 32 query tiles at a time, one a lane; the other roles read its length first, and each step beside its Q.
         """
         tidx, _, _ = cute.arch.thread_idx()
-        n_block, h_kv, b = self.tile_coords(tile, p)
+        i, j = Int32(0), Int32(0)  # steps and KV tiles so far
+        while tile < p.kv_tiles:
+            n_block, h_dkv, b = self.tile_coords(tile, p)
+            h_0 = h_dkv * p.heads_per_cta
+            count = Int32(0)
+            for m_0 in cutlass.range(0, p.m_blocks, 32, unroll=1):
+                live, _ = self.walk(p, b, h_0, m_0 + tidx, n_block)
+                count += cute.arch.popc(live) * p.heads_per_cta
+            self.tell(t, rings, j, cutlass.max(count, 1), tile)
+            first = i
+            descends = self.descends(tile, p)
+            for m_0 in cutlass.range(0, p.m_blocks, 32, unroll=1):
+                live, full = self.walk(p, b, h_0, self.m_block_at(p, m_0 + tidx, descends), n_block)
+                while live != 0:
+                    lane = lowest_bit(live)
+                    m_block, masked = self.m_block_at(p, m_0 + lane, descends), ((full >> lane) & 1) ^ 1
+                    for h in cutlass.range(h_0, h_0 + p.heads_per_cta, unroll=1):
+                        self.load_step(p, t, rings, i, m_block, h, b, masked)
+                        if i == first:
+                            self.load_kv(t, rings, j, n_block, h_0 // p.qhead_per_kvhead, b)
+                        i += 1
+                    live = live & (live - 1)
+            if i == first:  # one step at least, so that every pipeline turns: its mask drops all pairs
+                self.load_step(p, t, rings, i, Int32(0), h_0, b, Int32(1))
+                self.load_kv(t, rings, j, n_block, h_0 // p.qhead_per_kvhead, b)
+                i += 1
+            j += 1
+            tile = self.next_tile(p, tidx) + cute.arch.grid_dim()[0]  # those before are each CTA's first
+        self.tell(t, rings, j, Int32(0), Int32(0))
+
+    @cute.jit
+    def next_tile(self, p, lane):
+        """How many times this was called before, by any CTA: KV tiles are handed out in ascending order."""
+        handed_out, ticket = self.handed_out(p.workspace, p.q_tiles), Int32(0)
+        if lane == 0:
+            ticket = cute.arch.atomic_add(handed_out, Int32(1), sem="relaxed", scope="gpu")
+        return cute.arch.shuffle_sync(ticket, 0)
+
+    @cute.jit
+    def tell(self, t, rings, j: Int32, count: Int32, tile: Int32):
+        """Tell the other roles the CTA's next KV tile and how many steps its walk has; 0: there is no tile."""
+        rings.walk.wait_free(j)
+        stage = j % WALK_STAGES
+        with cute.arch.elect_one():
+            t.walks[0, stage] = count
+            t.walks[1, stage] = tile
+            cute.arch.mbarrier_arrive(rings.walk.full + stage)
+
+    def told(self, t, rings, j, lane):
+        """What the producer told of the CTA's KV tile `j`: steps of its walk, its number."""
+        rings.walk.wait(j)
+        stage = j % WALK_STAGES
+        count, tile = t.walks[0, stage], t.walks[1, stage]
+        cute.arch.sync_warp()
+        arrive_if(rings.walk.empty + stage, lane == 0)
+        return count, tile
+
+    @cute.jit
+    def load_kv(self, t, rings, j: Int32, n_block: Int32, h_kv: Int32, b: Int32):
+        """V and K of a KV tile, in the order in which those of the tile before die."""
         whole = cute.make_layout(1)
-        for tma, bar, mX, sX, columns in (
-            (t.tma_k, rings.k_full, t.mK, t.sK, HEAD_DIM_QK),
-            (t.tma_v, rings.v_full, t.mV, t.sV, HEAD_DIM_V),
+        for ring, tma, mX, sX, columns in (
+            (rings.v, t.tma_v, t.mV, t.sV, HEAD_DIM_V),
+            (rings.k, t.tma_k, t.mK, t.sK, HEAD_DIM_QK),
         ):
             gX = cute.local_tile(mX[None, None, h_kv, b], (self.tile_n, columns), (None, 0))
             tXsX, tXgX = cpasync.tma_partition(tma, 0, whole, cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2))
+            ring.wait_free(j)
             with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(bar, self.tile_n * columns * ELEMENT_BYTES)
-            cute.copy(tma, tXgX[None, n_block], tXsX[None, 0], tma_bar_ptr=bar)
-        count = Int32(0)
-        for g in cutlass.range(p.qhead_per_kvhead, unroll=1):
-            for m_0 in cutlass.range(0, p.m_blocks, 32, unroll=1):
-                live, _ = self.walk(p, b, h_kv * p.qhead_per_kvhead + g, m_0 + tidx, n_block)
-                count += cute.arch.popc(live)
-        with cute.arch.elect_one():
-            t.steps[0, 0] = cutlass.max(count, 1)
-            cute.arch.mbarrier_arrive(rings.walk_full)
-        i = Int32(0)
-        for g in cutlass.range(p.qhead_per_kvhead, unroll=1):
-            h = h_kv * p.qhead_per_kvhead + g
-            for m_0 in cutlass.range(0, p.m_blocks, 32, unroll=1):
-                live, full = self.walk(p, b, h, m_0 + tidx, n_block)
-                while live != 0:
-                    lane = lowest_bit(live)
-                    self.load_step(p, t, rings, i, m_0 + lane, h, b, ((full >> lane) & 1) ^ 1)
-                    live = live & (live - 1)
-                    i += 1
-        if i == 0:  # one step at least, so that every pipeline turns: its mask drops all pairs
-            self.load_step(p, t, rings, i, Int32(0), h_kv * p.qhead_per_kvhead, b, Int32(1))
+                cute.arch.mbarrier_arrive_and_expect_tx(ring.full, self.tile_n * columns * ELEMENT_BYTES)
+            cute.copy(tma, tXgX[None, n_block], tXsX[None, 0], tma_bar_ptr=ring.full)
 
     @cute.jit
     def load_step(self, p, t, rings, i: Int32, m_block: Int32, h: Int32, b: Int32, masked: Int32):
@@ -685,46 +841,70 @@ class AttentionBackward:
             ring.wait_free(i)
             with cute.arch.elect_one():
                 if const_expr(ring is rings.q):
-                    t.steps[1, stage] = m_block
-                    t.steps[2, stage] = 2 * h + masked
+                    t.steps[0, stage] = m_block
+                    t.steps[1, stage] = 2 * h + masked
                 cute.arch.mbarrier_arrive_and_expect_tx(
                     ring.full + stage, self.tile_m * columns * ELEMENT_BYTES + statistics_bytes
                 )
                 bulk_load(staged.iterator + stage * self.tile_m, statistics, statistics_bytes, ring.full + stage)
             cute.copy(tma, tXgX[None, m_block], tXsX[None, stage], tma_bar_ptr=ring.full + stage)
 
-    # ---- schedule: role reducer, one thread for each consumer warpgroup --------------------------------------------
+    # ---- schedule: role reducer, one warp for each consumer warpgroup ----------------------------------------------
 
     @cute.jit
-    def add_dq(self, p, t, rings, tile: Int32, wg: cutlass.Constexpr):
-        """Add a warpgroup's part of each staged dQ tile to the workspace."""
+    def reduce(self, p, t, rings, wg: cutlass.Constexpr):
+        """What a warpgroup stages: dQ of every step, added to the workspace, then dV and dK of the KV tile, stored."""
         tidx, _, _ = cute.arch.thread_idx()
+        lane = tidx % 32
         stages, words = self.plan.dq_stages, self.dq_words
-        if tidx % 32 == 0:
-            cute.arch.mbarrier_wait(rings.walk_full, 0)
-            for i in cutlass.range(t.steps[0, 0], unroll=1):
-                slot = wg * stages + i % stages
-                cute.arch.mbarrier_wait(rings.dq_full + slot, (i // stages) & 1)
-                dq_tile = t.dq_tiles[i % stages, wg]
-                to = p.workspace.iterator + (Int64(dq_tile) * (self.warpgroups * words) + wg * words)
-                staged = t.sdQ + ((i % stages) * self.warpgroups + wg) * words
-                bulk_add(to, staged, words * 4)
-                cute.arch.cp_async_bulk_commit_group()
-                cute.arch.cp_async_bulk_wait_group(0, read=True)
-                cute.arch.mbarrier_arrive(rings.dq_empty + slot)
-            cute.arch.cp_async_bulk_wait_group(0)
+        i, j = Int32(0), Int32(0)  # uses of the slots and KV tiles so far
+        count, tile = self.told(t, rings, j, lane)
+        while count > 0:
+            n_block, h_dkv, b = self.tile_coords(tile, p)
+            for _ in cutlass.range(count if const_expr(self.wants_dq) else 0, unroll=1):
+                if lane == 0:
+                    slot = wg * stages + i % stages
+                    cute.arch.mbarrier_wait(rings.dq_full + slot, (i // stages) & 1)
+                    dq_tile = t.dq_tiles[i % stages, wg]
+                    to = p.workspace.iterator + (Int64(dq_tile) * (self.warpgroups * words) + wg * words)
+                    staged = t.sdQ + ((i % stages) * self.warpgroups + wg) * words
+                    bulk_add(to, staged, words * 4)
+                    cute.arch.cp_async_bulk_commit_group()
+                    cute.arch.cp_async_bulk_wait_group(0, read=True)
+                    cute.arch.mbarrier_arrive(rings.dq_empty + slot)
+                i += 1
+            cute.arch.sync_warp()
+            row_block = n_block * self.warpgroups + wg
+            for wanted, tma, mX, sX, columns, width in (
+                (self.wants_dv, t.tma_dv, t.mdV, t.sdV, HEAD_DIM_V, self.dv_columns),
+                (self.wants_dk, t.tma_dk, t.mdK, t.sdK, HEAD_DIM_QK, self.dk_columns),
+            ):
+                for part in cutlass.range_constexpr(columns // width if wanted else 0):
+                    gX = cute.local_tile(mX[None, None, h_dkv, b], (64, width), (None, part))
+                    tXsX, tXgX = cpasync.tma_partition(
+                        tma, 0, cute.make_layout(1), cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2)
+                    )
+                    stage = i % stages
+                    cute.arch.mbarrier_wait(rings.dq_full + (wg * stages + stage), (i // stages) & 1)
+                    cute.copy(tma, tXsX[None, stage * self.warpgroups + wg], tXgX[None, row_block])
+                    cute.arch.cp_async_bulk_commit_group()
+                    cute.arch.cp_async_bulk_wait_group(0, read=True)
+                    cute.arch.sync_warp()
+                    arrive_if(rings.dq_empty + (wg * stages + stage), lane == 0)
+                    i += 1
+            j += 1
+            count, tile = self.told(t, rings, j, lane)
+        cute.arch.cp_async_bulk_wait_group(0)
 
     # ---- schedule, compute: role consumer, a warpgroup with 64 keys ------------------------------------------------
 
     @cute.jit
-    def consume(self, p, t, rings, wg, tile: Int32):
-        """One KV tile: this warpgroup's 64 keys against every query tile of the walk, then dK and dV."""
+    def consume(self, p, t, rings, wg):
+        """KV tile after KV tile: this warpgroup's 64 keys against every query tile of the walk, then dK and dV."""
         tidx, _, _ = cute.arch.thread_idx()
-        n_block, h_kv, b = self.tile_coords(tile, p)
         thread = tidx - 128
-        lane, warp_in_wg = tidx % 32, cute.arch.make_warp_uniform(tidx % 128 // 32)
-        key = n_block * self.tile_n + wg * 64 + warp_in_wg * 16 + lane // 4
-        thr_s, thr_dv = t.mma_s.get_slice(thread), t.mma_dv.get_slice(thread)
+        lane = tidx % 32
+        thr_s, thr_dp, thr_dv = (mma.get_slice(thread) for mma in (t.mma_s, t.mma_dp, t.mma_dv))
         thr_dk, thr_dq = t.mma_dk.get_slice(thread), t.mma_dq.get_slice(thread)
         sdS_t, sK_t = self.transposed(t.sdS), self.transposed(t.sK)
         if const_expr(self.dq_transposed):
@@ -735,18 +915,21 @@ class AttentionBackward:
             frag_dq_b = thr_dq.make_fragment_B(thr_dq.partition_B(sK_t))
         store = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=True, num_matrices=4), ELEMENT)
         tiled_ds = cute.make_tiled_copy_C(store, t.mma_s)
+        load_v = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(transpose=False, num_matrices=4), ELEMENT)
+        tiled_v = cute.make_tiled_copy_A(load_v, t.mma_dp)
         slice_ds = tiled_ds.get_slice(thread)
         acc_s = cute.make_rmem_tensor(thr_s.partition_shape_C((self.tile_n, self.tile_m)), Float32)
-        w = SimpleNamespace(  # what the methods below share about this KV tile
+        w = SimpleNamespace(  # what the methods below share
             p=p,
             t=t,
-            b=b,
             wg=wg,
             lane=lane,
             thread=tidx % 128,
-            kv_idx=[key, key + 8],  # this thread holds parts of the rows of two keys
+            key=wg * 64 + tidx % 128 // 32 * 16 + lane // 4,  # first of this thread's two keys in the tile
             frag_k=thr_s.make_fragment_A(thr_s.partition_A(t.sK)),
-            frag_v=thr_s.make_fragment_A(thr_s.partition_A(t.sV)),
+            frag_v=thr_dp.make_fragment_A(thr_dp.partition_A(t.sV[None, None, 0])),
+            tiled_v=tiled_v,
+            slice_v=tiled_v.get_slice(thread),
             frag_q=thr_s.make_fragment_B(thr_s.partition_B(t.sQ)),
             frag_do=thr_s.make_fragment_B(thr_s.partition_B(t.sdO)),
             frag_do_t=thr_dv.make_fragment_B(thr_dv.partition_B(self.transposed(t.sdO))),
@@ -767,24 +950,51 @@ class AttentionBackward:
             sD=self.row_pairs(t.sD, lane),
             scale_log2=p.softmax_scale * LOG2E,
         )
+        i, j = Int32(0), Int32(0)  # steps and KV tiles so far
+        count, tile = self.told(t, rings, j, lane)
+        while count > 0:
+            self.consume_tile(w, rings, i, j, count, tile)
+            i += count
+            j += 1
+            count, tile = self.told(t, rings, j, lane)
+
+    @cute.jit
+    def consume_tile(self, w, rings, first: Int32, j: Int32, count: Int32, tile: Int32):
+        """The CTA's KV tile `j`: `count` steps from step `first` on; then dV and dK go where dQ went."""
+        n_block, _, b = self.tile_coords(tile, w.p)
+        key = n_block * self.tile_n + w.key
+        staged = j * self.parts_of_dkv  # uses of the slots by dV and dK of the tiles before
+        w = SimpleNamespace(**vars(w), b=b, kv_idx=[key, key + 8], staged=staged)
         zero_fill(w.acc_dv)
         zero_fill(w.acc_dk)
-        cute.arch.mbarrier_wait(rings.k_full, 0)
-        cute.arch.mbarrier_wait(rings.v_full, 0)
-        cute.arch.mbarrier_wait(rings.walk_full, 0)
-        count = t.steps[0, 0]
-        before = self.front(w, rings, Int32(0), first=True)  # the query tile of the step before
-        for i in cutlass.range(1, count, unroll=1):
+        rings.k.wait(j)
+        rings.v.wait(j)
+        if const_expr(self.plan.v_in_registers):
+            cute.copy(w.tiled_v, w.slice_v.partition_S(w.t.sV[None, None, 0]), w.slice_v.retile(w.frag_v))
+            cute.arch.sync_warp()
+            arrive_if(rings.v.empty, w.lane == 0)
+        before = self.front(w, rings, first, first=True)  # the query tile of the step before
+        for i in cutlass.range(first + 1, first + count, unroll=1):
             dq_tile = self.front(w, rings, i, first=False)
             if const_expr(self.wants_dq):
                 self.back(w, rings, i - 1, before, last=False)
             before = dq_tile
+        if const_expr(not self.plan.v_in_registers):
+            arrive_if(rings.v.empty, w.lane == 0)
         if const_expr(self.wants_dq):
-            self.back(w, rings, count - 1, before, last=True)
-        self.store_dkv(w, n_block, h_kv, warp_in_wg)
+            self.back(w, rings, first + count - 1, before, last=True)
+        arrive_if(rings.k.empty, w.lane == 0)
+        use = (first + count) * self.wants_dq + staged
+        for wanted, acc, mma, sX, columns, width, factor in (
+            (self.wants_dv, w.acc_dv, w.t.own_dv, w.t.sdV, HEAD_DIM_V, self.dv_columns, None),
+            (self.wants_dk, w.acc_dk, w.t.own_dk, w.t.sdK, HEAD_DIM_QK, self.dk_columns, w.p.softmax_scale),
+        ):
+            for part in range(columns // width if wanted else 0):
+                self.stage_sum(w, rings, use, acc, part, mma, sX, factor)
+                use = use + 1
 
     def front(self, w, rings, i, first):
-        """S, dP, P and dS of one query tile; dV and dK are left running; dS goes to shared memory for dQ.
+        """S, dP, P and dS of one query tile; dV is left running; dS goes to shared memory for dQ.
 
         Returns the number of the query tile among all.
         """
@@ -799,7 +1009,7 @@ class AttentionBackward:
         gemm(t.mma_s, acc_s, w.frag_k[None, None, None, 0], w.frag_q[None, None, None, q_stage], False)
         rings.do.wait(i)
         if self.wants_ds:
-            gemm(t.mma_s, acc_dp, w.frag_v[None, None, None, 0], w.frag_do[None, None, None, do_stage], False)
+            gemm(t.mma_dp, acc_dp, w.frag_v, w.frag_do[None, None, None, do_stage], False)
             warpgroup.wait_group(1)
         else:
             warpgroup.wait_group(0)
@@ -810,17 +1020,19 @@ class AttentionBackward:
             self.let_second_start(w.wg)
         if self.wants_ds:
             self.score_gradient(w, acc_s, acc_dp, frag_ds, do_stage)
+        ds_stage = i % DS_STAGES
         if self.wants_dq:  # before dK starts: registers of a running WGMMA may not be read
-            ds_stage = i % DS_STAGES
             rings.ds.wait_free(i)
             cute.copy(w.tiled_ds, w.slice_ds.retile(frag_ds), w.tdSsdS[None, None, None, ds_stage])
-            publish(rings.ds.full + ds_stage, w.lane)
         warpgroup.fence()
         if self.wants_dv:
             gemm(t.mma_dv, w.acc_dv, as_operand_a(frag_p), w.frag_do_t[None, None, None, do_stage], True)
-        if self.wants_dk:
+        if self.wants_dq:
+            publish(rings.ds.full + ds_stage, w.lane)
+        alone = first or not self.wants_dq  # no dQ of the step before comes after it
+        if self.wants_dk and (alone or self.plan.drains):
             gemm(t.mma_dk, w.acc_dk, as_operand_a(frag_ds), w.frag_q_t[None, None, None, q_stage], True)
-        if first or not self.wants_dq:  # no dQ step behind it: drain and release here
+        if alone:
             warpgroup.wait_group(0)
             arrive_if(rings.do.empty + do_stage, w.lane == 0)
             arrive_if(rings.q.empty + q_stage, w.lane == 0)
@@ -828,48 +1040,55 @@ class AttentionBackward:
 
     @cute.jit
     def wait_for_first(self, wg):
-        """Warpgroup 1 starts when warpgroup 0 has its first P."""
+        """Warpgroup 1 starts a KV tile when warpgroup 0 has its first P of it."""
         if wg == 1:
             cute.arch.barrier(barrier_id=BARRIER_STAGGER, number_of_threads=256)
 
     @cute.jit
     def let_second_start(self, wg):
-        """Warpgroup 0 has its first P."""
+        """Warpgroup 0 has its first P of the KV tile."""
         if wg == 0:
             cute.arch.barrier_arrive(barrier_id=BARRIER_STAGGER, number_of_threads=256)
 
     def back(self, w, rings, i, tile, last):
-        """dQ of step i, one step behind `front`, to its staging slot; gives back Q and dO of the step after it.
+        """dQ of step i, one step behind `front`, to a staging slot; dK of the step after runs meanwhile.
 
         `tile`: the query tile of step i among all. `last`: there is no step after it.
         """
-        ds_stage = i % DS_STAGES
-        acc_dq = w.acc_dq
+        ds_stage, acc_dq, drains = i % DS_STAGES, w.acc_dq, self.plan.drains
+        q_stage, do_stage = (i + 1) % rings.q.stages, (i + 1) % rings.do.stages  # of the step after
         rings.ds.wait(i)
-        if self.plan.drains:
+        if drains and not last:
             warpgroup.wait_group(0)  # the registers of P and dS, operands of dV and dK, are needed
+            arrive_if(rings.do.empty + do_stage, w.lane == 0)
+            arrive_if(rings.q.empty + q_stage, w.lane == 0)
         warpgroup.fence()
         if self.dq_transposed:
             gemm(w.t.mma_dq, acc_dq, w.frag_dq_a[None, None, None, 0], w.frag_dq_b[None, None, None, ds_stage], False)
         else:
             gemm(w.t.mma_dq, acc_dq, w.frag_dq_a[None, None, None, ds_stage], w.frag_dq_b[None, None, None, 0], False)
-        if not last:
-            warpgroup.wait_group(1 + self.wants_dk)  # dV of the step after
-            arrive_if(rings.do.empty + (i + 1) % rings.do.stages, w.lane == 0)
-            warpgroup.wait_group(1)  # its dK
-            arrive_if(rings.q.empty + (i + 1) % rings.q.stages, w.lane == 0)
-        warpgroup.wait_group(0)
+        if last or drains:
+            warpgroup.wait_group(0)
+        else:
+            if self.wants_dk:
+                gemm(w.t.mma_dk, w.acc_dk, as_operand_a(w.frag_ds), w.frag_q_t[None, None, None, q_stage], True)
+            warpgroup.wait_group(1 + self.wants_dk)  # dV
+            arrive_if(rings.do.empty + do_stage, w.lane == 0)
+            warpgroup.wait_group(0 + self.wants_dk)  # dQ
         arrive_if(rings.ds.empty + ds_stage, w.lane == 0)
-        stages, words = self.plan.dq_stages, self.dq_words
-        slot = w.wg * stages + i % stages
-        cute.arch.mbarrier_wait(rings.dq_empty + slot, ((i // stages) & 1) ^ 1)
+        stages, words, use = self.plan.dq_stages, self.dq_words, i + w.staged
+        slot = w.wg * stages + use % stages
+        cute.arch.mbarrier_wait(rings.dq_empty + slot, ((use // stages) & 1) ^ 1)
         staged = cute.make_tensor(
-            w.t.sdQ + (((i % stages) * self.warpgroups + w.wg) * words + w.thread * 4),
+            w.t.sdQ + (((use % stages) * self.warpgroups + w.wg) * words + w.thread * 4),
             cute.make_layout((4, words // 512), stride=(1, 512)),
         )
         cute.autovec_copy(cute.make_tensor(acc_dq.iterator, cute.make_layout((4, words // 512))), staged)
-        self.tag_dq(w.t.dq_tiles, (i % stages, w.wg), w.thread, tile)
+        self.tag_dq(w.t.dq_tiles, (use % stages, w.wg), w.thread, tile)
         publish(rings.dq_full + slot, w.lane)
+        if not (last or drains):
+            warpgroup.wait_group(0)  # dK
+            arrive_if(rings.q.empty + q_stage, w.lane == 0)
 
     @cute.jit
     def tag_dq(self, dq_tiles, place, thread, tile):
@@ -888,7 +1107,7 @@ class AttentionBackward:
 
     def step(self, w, stage):
         """Query tile, query head, and whether the mask matters, of the step whose Q is in this stage."""
-        m_block, rest = w.t.steps[1, stage], w.t.steps[2, stage]
+        m_block, rest = w.t.steps[0, stage], w.t.steps[1, stage]
         return m_block, rest >> 1, rest & 1
 
     # ---- compute: P and dS, element by element ---------------------------------------------------------------------
@@ -965,102 +1184,88 @@ class AttentionBackward:
         """Whether the pair does not lie past the end: of the keys, and of the rows where a score reads their number."""
         return kv_idx < p.seqlen_kv
 
-    # ---- compute: end of a KV tile, dK and dV through shared memory ------------------------------------------------
+    # ---- compute: end of a KV tile ---------------------------------------------------------------------------------
 
-    @cute.jit
-    def store_dkv(self, w, n_block, h_kv, warp_in_wg):
-        """dK and dV: registers -> the bytes of K and V -> TMA store, which clips what lies past the end."""
-        t, p = w.t, w.p
-        cute.arch.barrier(barrier_id=BARRIER_STORE, number_of_threads=128 * self.warpgroups)  # K and V are dead
+    def stage_sum(self, w, rings, use, acc, part, mma, sX, factor):
+        """Columns of dV or dK, rounded, to a slot of the staged dQ, for the reducer to store.
+
+        `mma`: the product whose accumulator has as many columns as the slot takes.
+        """
+        frag = cute.make_rmem_tensor(mma.get_slice(w.thread).partition_shape_C((64, sX.shape[1])), ELEMENT)
+        words = cute.recast_tensor(frag, Int32)
+        for i in range(cute.size(words)):
+            low, high = (acc[2 * (part * cute.size(words) + i) + e] for e in range(2))
+            if factor is not None:
+                low, high = low * factor, high * factor
+            words[i] = pack(low, high)
+        stage = use % self.plan.dq_stages
+        slot = w.wg * self.plan.dq_stages + stage
         store = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), ELEMENT)
-        thread = w.wg * 128 + w.thread
-        for wanted, acc, mma, sX, factor in (
-            (self.wants_dv, w.acc_dv, t.mma_dv, t.sV, None),
-            (self.wants_dk, w.acc_dk, t.mma_dk, t.sK, p.softmax_scale),
-        ):
-            if const_expr(wanted):
-                frag = cute.make_rmem_tensor_like(acc, ELEMENT)
-                words = cute.recast_tensor(frag, Int32)
-                for i in cutlass.range_constexpr(cute.size(acc) // 2):
-                    low, high = acc[2 * i], acc[2 * i + 1]
-                    if const_expr(factor is not None):
-                        low, high = low * factor, high * factor
-                    words[i] = pack(low, high)
-                tiled = cute.make_tiled_copy_C(store, mma)
-                slice_ = tiled.get_slice(thread)
-                cute.copy(tiled, slice_.retile(frag), slice_.partition_D(sX[None, None, 0]))
-        cute.arch.fence_view_async_shared()
-        cute.arch.barrier(barrier_id=BARRIER_STORE, number_of_threads=128 * self.warpgroups)
-        if w.wg == 0 and warp_in_wg == 0:
-            whole = cute.make_layout(1)
-            for wanted, tma, mX, sX, columns in (
-                (self.wants_dv, t.tma_dv, t.mdV, t.sV, HEAD_DIM_V),
-                (self.wants_dk, t.tma_dk, t.mdK, t.sK, HEAD_DIM_QK),
-            ):
-                if const_expr(wanted):
-                    gX = cute.local_tile(mX[None, None, h_kv, w.b], (self.tile_n, columns), (n_block, 0))
-                    tXsX, tXgX = cpasync.tma_partition(
-                        tma, 0, whole, cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2)
-                    )
-                    cute.copy(tma, tXsX[None, 0], tXgX)
-            cute.arch.cp_async_bulk_commit_group()
-            cute.arch.cp_async_bulk_wait_group(0, read=True)  # shared memory must outlive the stores
+        tiled = cute.make_tiled_copy_C(store, mma)
+        slice_ = tiled.get_slice(w.thread)
+        cute.arch.mbarrier_wait(rings.dq_empty + slot, ((use // self.plan.dq_stages) & 1) ^ 1)
+        to = slice_.partition_D(sX)[None, None, None, stage * self.warpgroups + w.wg]
+        cute.copy(tiled, slice_.retile(frag), to)
+        publish(rings.dq_full + slot, w.lane)
 
     # ---- kernel finish: dQ from the order of registers to rows -----------------------------------------------------
 
     @cute.kernel
     def finish(self, workspace: cute.Tensor, mdQ: cute.Tensor, softmax_scale: Float32, m_blocks: Int32):
-        """One query tile of dQ: fp32 sums times the softmax scale, through shared memory, to rows of 16-bit numbers."""
+        """One query tile of dQ: fp32 sums times the softmax scale, to rows of 16-bit numbers.
+
+        A unit is four words of each of 128 threads: eight columns of 64 rows. 16 of the rows are a warp's, as two tiles
+        of 8 x 8; lane l holds columns 2 (l % 4) and the next of row l / 4 of each (of dQ^T: transposed first). A warp
+        takes two units, so four tiles; the four lanes of a row exchange what they hold: each gets all of one tile's.
+        """
         tidx, _, _ = cute.arch.thread_idx()
-        tile, _, _ = cute.arch.block_idx()
+        block, _, _ = cute.arch.block_idx()
+        tile = cute.arch.grid_dim()[0] - 1 - block  # last first: what `kernel` ended with is still in L2
         cute.arch.griddepcontrol_wait()
         seqlen_q, heads_q = cute.size(mdQ, mode=[0]), cute.size(mdQ, mode=[2])
         head_batch = tile // m_blocks
         batch_idx = head_batch // heads_q
         head = head_batch - batch_idx * heads_q
         row_0 = (tile - head_batch * m_blocks) * self.tile_m
-        pitch = HEAD_DIM_QK + 8  # elements from row to row: neighbours in other banks
-        sdQ = SmemAllocator().allocate_tensor(
-            ELEMENT, cute.make_layout((self.tile_m, HEAD_DIM_QK), stride=(pitch, 1)), byte_alignment=128
-        )
-        words = self.tile_m * HEAD_DIM_QK
+        units = self.tile_m * HEAD_DIM_QK // 512  # an even number
+        passes = -(-units * 128 // (2 * ROW_THREADS))
         acc = cute.make_tensor(
-            workspace.iterator + Int64(tile) * words, cute.make_layout((4, words // 4), stride=(1, 4))
+            workspace.iterator + cute.assume(Int64(tile) * (512 * units), divby=4),
+            cute.make_layout((4, 128, units), stride=(1, 4, 512)),
         )
-        quads = self.dq_words // 512  # groups of four words that a consumer thread wrote
-        for i in cutlass.range_constexpr(words // (4 * ROW_THREADS)):
-            f = tidx + ROW_THREADS * i
-            values = cute.make_rmem_tensor(4, Float32)
-            cute.autovec_copy(acc[None, f], values)
-            wg, quad, thread = f // (128 * quads), f // 128 % quads, f % 128
-            # word e + 2 r of quad j: row lane / 4 + 8 r of the warp's 16, column 8 j + 2 (lane % 4) + e
+        thread, lane = tidx % 128, tidx % 32
+        values = cute.make_rmem_tensor((4, 2, passes), Float32)
+        for i in cutlass.range_constexpr(passes):
+            unit = cutlass.min(2 * (i * (ROW_THREADS // 128) + tidx // 128), units - 2)
+            for u in cutlass.range_constexpr(2):
+                cute.autovec_copy(acc[None, thread, unit + u], values[None, u, i])
+        for i in cutlass.range_constexpr(passes):
+            tiles = []
+            for u in cutlass.range_constexpr(2):
+                for r in cutlass.range_constexpr(2):
+                    pair = pack(values[2 * r, u, i] * softmax_scale, values[2 * r + 1, u, i] * softmax_scale)
+                    tiles.append(transpose_8x8(pair) if const_expr(self.dq_transposed) else pair)
+            chunk = cute.make_rmem_tensor(4, Int32)
+            for c, word in enumerate(row_of_four(tiles, lane % 4)):
+                chunk[c] = word
+            # tile lane % 4: the upper bit says which unit, the lower one which 8 of the warp's 16 rows
+            unit = 2 * (i * (ROW_THREADS // 128) + tidx // 128)
+            of_warpgroup = self.dq_words // 512
+            wg, quad = (unit + lane // 2 % 2) // of_warpgroup, (unit + lane // 2 % 2) % of_warpgroup
             atom, quad = quad // (self.dq_columns // 8), quad % (self.dq_columns // 8)
-            major, minor = 64 * atom + thread // 32 * 16 + thread % 32 // 4, 8 * quad + 2 * (thread % 4)
+            major, minor = 64 * atom + thread // 32 * 16 + 8 * (lane % 2), 8 * quad
             if const_expr(self.dq_by_rows):
                 major += 64 * wg
             else:
                 minor += self.dq_columns * wg
-            for r in cutlass.range_constexpr(2):
-                for e in cutlass.range_constexpr(2):
-                    value = (values[e + 2 * r] * softmax_scale).to(ELEMENT)
-                    if const_expr(self.dq_transposed):
-                        sdQ[minor + e, major + 8 * r] = value
-                    else:
-                        sdQ[major + 8 * r, minor + e] = value
-        cute.arch.barrier()
-        lanes = 16
-        rows = ROW_THREADS // lanes
-        column = tidx % lanes
-        for i in cutlass.range_constexpr(-(-self.tile_m // rows)):
-            r = i * rows + tidx // lanes
-            row = row_0 + r
-            if row < seqlen_q and r < self.tile_m and column * 8 < 128:
-                frag = cute.make_rmem_tensor(8, ELEMENT)
-                source = cute.make_tensor(
-                    sdQ.iterator, cute.make_layout((8, HEAD_DIM_QK // 8, self.tile_m), stride=(1, 8, pitch))
+            if const_expr(self.dq_transposed):
+                major, minor = minor, major
+            row = row_0 + major + lane // 4
+            if unit < units and row < seqlen_q and minor < 128:
+                cute.autovec_copy(
+                    cute.recast_tensor(chunk, ELEMENT),
+                    cute.zipped_divide(mdQ[row, None, head, batch_idx], (8,))[None, minor // 8],
                 )
-                cute.autovec_copy(source[None, column, r], frag)
-                cute.autovec_copy(frag, cute.zipped_divide(mdQ[row, None, head, batch_idx], (8,))[None, column])
 
 
 # ---- compile -------------------------------------------------------------------------------------------------------
@@ -1072,15 +1277,16 @@ def compile_backward(index=0, options="", wanted=("q", "k", "v")):
         f(q, k, v, o, do, lse, dlse, dq, dk, dv, workspace, softmax_scale, workers)
 
     that launches three kernels on torch's current stream. `wanted`: whose gradients are written; the others' tensors
-    may be any of the right shape and dtype. `workspace`: fp32, 16-byte aligned, for each query tile of each head the
-    words that ATTN_META says; `workers` is not read: a CTA serves one KV tile.
+    may be any of the right shape and dtype. dk and dv have as many heads as k and v, or a multiple of it that divides
+    heads_q: then each is a sum over fewer query heads, and the caller adds up the rest. `workspace`: fp32, 16-byte
+    aligned, for each query tile of each head the words that ATTN_META says; `workers`: SMs, CTAs of the main kernel.
     """
     batch = cute.sym_int(symbol="batch")
     seqlen_q = cute.sym_int(symbol="seqlen_q")
     seqlen_kv = cute.sym_int(symbol="seqlen_kv")
     heads_q = cute.sym_int(symbol="heads_q")
     heads_kv = cute.sym_int(symbol="heads_kv")
-    words = cute.sym_int64(symbol="words")
+    heads_dkv, words = cute.sym_int(symbol="heads_dkv"), cute.sym_int64(symbol="words")
 
     def tma_tensor(*shape):
         strides = (*(cute.sym_int64(divisibility=8) for _ in shape[1:]), 1)
@@ -1092,12 +1298,13 @@ def compile_backward(index=0, options="", wanted=("q", "k", "v")):
 
     shape_q, shape_o = (batch, seqlen_q, heads_q, 128), (batch, seqlen_q, heads_q, 128)
     shape_k, shape_v = (batch, seqlen_kv, heads_kv, 128), (batch, seqlen_kv, heads_kv, 128)
+    shape_dk, shape_dv = (batch, seqlen_kv, heads_dkv, 128), (batch, seqlen_kv, heads_dkv, 128)
     shape_rows = (batch, heads_q, seqlen_q)
     return cute.compile(
         AttentionBackward(PLANS[index], frozenset(wanted)),
         *(tma_tensor(*shape) for shape in (shape_q, shape_k, shape_v, shape_o, shape_o)),
         *(plain_tensor(Float32, *shape_rows) for _ in range(2)),
-        *(tma_tensor(*shape) for shape in (shape_q, shape_k, shape_v)),
+        *(tma_tensor(*shape) for shape in (shape_q, shape_dk, shape_dv)),
         make_fake_tensor(Float32, (words,), (1,), assumed_align=16),
         Float32(1.0),
         Int32(1),

@@ -22,8 +22,8 @@ q, k, v, o: last axis contiguous, other strides multiples of 8 elements, base 16
 scale  given by the call
 do, dq, dk, dv as o, q, k, v; dlse (batch, heads_q, seqlen_q) fp32; workspace fp32 words
 
-plan 0 tile 64 x 64, 1 load warp + 2 reducing threads + 2 warpgroups, dQ slots 0, registers 24/240, smem 226 KB; all
-       lengths
+plan 0 tile 64 x 128, 1 load warp + 2 reducing threads + 2 warpgroups, dQ slots 0, registers 24/240, smem 225 KB;
+       all lengths
 
 names  m* tensor in global memory, g* its tile, s* shared memory, tXsX/tXgX TMA partitions, acc_* fp32 accumulators,
        frag_* operands
@@ -56,13 +56,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "gemma2_local_bwd_sm_90_d88e0e75",
+    "kernel_id": "gemma2_local_bwd_sm_90_09b56813",
     "name": "gemma2_local",
     "direction": "backward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "5a31e5309c94fe1ff6a6a4363a59dfa48706a3e9b0f254f9d409909ca7c8bff2",
-    "body_sha256": "29c93f60e741b404b9f05729ae27be4e3de38334db0957d13eae2f25115e2c5d",
+    "body_sha256": "6f9f3b66c76e77eddc9efd2532064bd687e9400bcee6ed951663eb69dbfd8bb4",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -77,12 +77,12 @@ ATTN_META = {
     "tensors": [],
     "plans": [
         {
-            "name": "64x64",
+            "name": "64x2x64",
             "tile_m": 64,
-            "tile_n": 64,
+            "tile_n": 128,
             "threads": 384,
-            "smem_bytes": 231424,
-            "workspace_per_tile": 16512,
+            "smem_bytes": 230400,
+            "workspace_per_tile": 16520,
         },
     ],
     "limits": [],
@@ -90,12 +90,12 @@ ATTN_META = {
         "deterministic": False,
         "plans": [
             {
-                "name": "64x64",
+                "name": "64x2x64",
                 "tile_m": 64,
-                "tile_n": 64,
+                "tile_n": 128,
                 "threads": 384,
-                "smem_bytes": 231424,
-                "workspace_per_tile": 16512,
+                "smem_bytes": 230400,
+                "workspace_per_tile": 16520,
             },
         ],
         "limits": [],
@@ -112,8 +112,10 @@ NEG_INF = -float("inf")
 LOG2E = math.log2(math.e)
 
 DS_STAGES = 2  # of the ring of dS tiles: dQ is one step behind
+WALK_STAGES = 2  # of what the other roles are told of a KV tile
 P_STAGES = 2  # of the ring of P on its way from warpgroup 0 to 1
 ROW_THREADS = 256  # of a CTA of `prepare` and `finish`
+COUNTER_WORDS = 8  # of a query tile: the last one counts KV tiles handed out
 
 # schedule: named barriers; 0 is the whole CTA's.
 BARRIER_STORE = 1  # K and V are dead, dK and dV are written in their place
@@ -132,6 +134,7 @@ class TilePlan:
     q_stages: int  # stages of Q in shared memory
     do_stages: int  # stages of dO
     drains: bool  # dV and dK are done before dQ starts
+    grouped: bool  # as many heads are launched together as fill the SMs
     producer_registers: int  # setmaxnreg of the producer's warpgroup
     consumer_registers: int  # setmaxnreg of a consumer
 
@@ -141,8 +144,9 @@ PLANS = (
         tile_m=64,
         warpgroups=2,
         q_stages=2,
-        do_stages=2,
+        do_stages=1,
         drains=False,
+        grouped=True,
         producer_registers=24,
         consumer_registers=240,
     ),
@@ -231,6 +235,29 @@ def add_vector(dst, words):
     )
 
 
+def arrive_at(bar, condition):
+    """Arrive at an mbarrier of any CTA of the cluster, once for each lane that may.
+
+    What is given back has been read, by WGMMAs that are waited for: nothing else has to be visible to the other CTA. A
+    release for the cluster would wait until every addition to global memory is done.
+    """
+    cute.arch.inline_ptx(
+        "mbarrier.arrive.release.cta.shared::cluster.b64 _, [{$r0}];", read_only_args=[bar], predicate=condition
+    )
+
+
+def send(dst, src, num_bytes, bar, condition):
+    """Copy consecutive bytes of shared memory to another CTA of the cluster, and announce them at its mbarrier."""
+    cute.arch.inline_ptx(
+        "mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [{$r0}], {$r1};",
+        read_only_args=[bar, Int32(num_bytes)], predicate=condition,
+    )
+    cute.arch.inline_ptx(
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [{$r0}], [{$r1}], {$r2}, [{$r3}];",
+        read_only_args=[dst, src, Int32(num_bytes), bar], predicate=condition,
+    )
+
+
 def arrive_if(bar, condition):
     """Arrive once for the warp. Predicated: a branch would end the basic block while WGMMAs are in flight."""
     cute.arch.inline_ptx("mbarrier.arrive.shared.b64 _, [{$r0}];", read_only_args=[bar], predicate=condition)
@@ -247,6 +274,19 @@ def zero_fill(acc):
     """Zeros that the compiler cannot make again later: a move between running WGMMAs would serialise them."""
     for i in range(cute.size(acc)):
         acc[i] = cute.arch.inline_ptx("mov.b32 {$w0}, 0f00000000;", write_only_types=[Float32])
+
+
+def row_of_four(words, lane):
+    """`words[lane]` of each of four neighbouring lanes, in the order of the lanes; `lane` is this one's number."""
+    for bit in (1, 2):  # exchange with the lane that differs in this bit
+        upper = (lane & bit) != 0
+        halves = zip(words[::2], words[1::2]) if bit == 1 else zip(words[:2], words[2:])
+        pairs = []
+        for low, high in halves:
+            other = cute.arch.shuffle_sync_bfly(select(upper, low, high), offset=bit)
+            pairs.append((select(upper, other, low), select(upper, high, other)))
+        words = [*pairs[0], *pairs[1]] if bit == 1 else [pairs[0][0], pairs[1][0], pairs[0][1], pairs[1][1]]
+    return words
 
 
 def bit(i):
@@ -281,10 +321,12 @@ class Ring:
 class AttentionBackward:
     """dQ, dK, dV of attention for sm_90a: kernels `prepare`, `kernel` and `finish`, launched in that order.
 
-    A CTA of `kernel` owns a KV tile of 64 keys and walks over the query tiles that see it, for every query head of its
-    KV head. S^T = K Q^T and dP^T = V dO^T are computed transposed: P^T and dS^T are then the register operands of
-    dV += P^T dO, which belongs to warpgroup 0, and dK += dS^T Q, which belongs to warpgroup 1. dS goes to shared
-    memory, where both read it for their columns of dQ = dS K; that runs one step behind, through a ring of dS tiles.
+    A CTA of `kernel` takes KV tiles one after the other, of 64 keys. It walks over the query tiles that
+    see one, for every query head that shares a head of dK and dV.
+    Two CTAs, a cluster, take a KV tile together, 64 keys each. S^T = K Q^T and dP^T = V dO^T are computed transposed:
+    P^T and dS^T are then the register operands of dV += P^T dO, which belongs to warpgroup 0, and dK += dS^T Q, which
+    belongs to warpgroup 1. dS^T goes to the shared memory of both CTAs, and each warpgroup of the two computes a
+    quarter of the columns of dQ = dS K for the keys of both; that runs one step behind, through a ring of dS^T tiles.
 
     A method under @cute.jit may branch and loop on device values. The others are expanded where they are called: their
     `if` and `for` are Python's, run while the kernel is traced. What they share: `p` the problem, `t` tensors and
@@ -297,18 +339,19 @@ class AttentionBackward:
         self.wants_ds = self.wants_dq or self.wants_dk
         self.warpgroups = plan.warpgroups
         self.tile_m = plan.tile_m
-        self.tile_n = 64
+        self.tile_n, self.keys = 128, 64  # keys of two CTAs, and of one
         self.dq_transposed = False
         self.threads = 128 * (plan.warpgroups + 1)
         self.dq_shape = (HEAD_DIM_QK, plan.tile_m) if self.dq_transposed else (plan.tile_m, HEAD_DIM_QK)
         rows, columns = self.dq_shape
         self.dq_by_rows = rows == 64 * plan.warpgroups  # the warpgroups share out its rows, else its columns
-        self.dq_columns = columns if self.dq_by_rows else columns // self.warpgroups
+        self.dq_parts = 2 * self.warpgroups  # warpgroups that share out dQ
+        self.dq_columns = columns if self.dq_by_rows else columns // self.dq_parts
         # Where dQ's columns are shared out, a warpgroup's part of K is whole swizzles.
         self.k_columns = HEAD_DIM_QK if self.dq_transposed else self.dq_columns
         # Warpgroups side by side in the GEMMs that keys are rows of.
         self.owners = (1, 1)
-        self.dq_words = plan.tile_m * HEAD_DIM_QK // plan.warpgroups  # of a dQ tile, a warpgroup
+        self.dq_words = plan.tile_m * HEAD_DIM_QK // self.dq_parts  # of a dQ tile, a warpgroup
 
     # ---- launch: host side -----------------------------------------------------------------------------------------
 
@@ -334,12 +377,13 @@ class AttentionBackward:
     ):
         """TMA descriptors, shared-memory layouts, three launches. Shapes and units: the module's docstring."""
         mQ, mK, mV, mO, mdO, mdQ, mdK, mdV = [self.heads_last(x) for x in (q, k, v, o, do, dq, dk, dv)]
-        tile_m, tile_n, plan = self.tile_m, self.tile_n, self.plan
+        tile_m, tile_n, plan = self.tile_m, self.keys, self.plan
         layout_q = self.smem_layout(tile_m, HEAD_DIM_QK, plan.q_stages)
         layout_do = self.smem_layout(tile_m, HEAD_DIM_V, plan.do_stages)
         layout_k = self.smem_layout(tile_n, HEAD_DIM_QK, 1, self.k_columns)
         layout_v = self.smem_layout(tile_n, HEAD_DIM_V, 1)
-        layout_ds = self.smem_layout(tile_m, tile_n, DS_STAGES)
+        layout_ds = self.smem_layout(tile_n, tile_m, 2 * DS_STAGES)  # dS^T of this CTA's keys, of the other's, ...
+        layout_peer_k = self.smem_layout(tile_n, HEAD_DIM_QK // 2, 1, self.k_columns)
 
         def tma(op, tensor, layout, rows, columns):
             return cpasync.make_tiled_tma_atom(op, tensor, cute.select(layout, mode=[0, 1]), (rows, columns))
@@ -349,6 +393,7 @@ class AttentionBackward:
         tma_do, tma_mdO = tma(load, mdO, layout_do, tile_m, HEAD_DIM_V)
         tma_k, tma_mK = tma(load, mK, layout_k, tile_n, HEAD_DIM_QK)
         tma_v, tma_mV = tma(load, mV, layout_v, tile_n, HEAD_DIM_V)
+        tma_peer_k, tma_mPeerK = tma(load, mK, layout_peer_k, tile_n, HEAD_DIM_QK // 2)
         tma_dk, tma_mdK = tma(store, mdK, layout_k, tile_n, HEAD_DIM_QK)
         tma_dv, tma_mdV = tma(store, mdV, layout_v, tile_n, HEAD_DIM_V)
 
@@ -360,37 +405,43 @@ class AttentionBackward:
                 ELEMENT, ELEMENT, major_a, major_b, Float32, (*atoms, 1), (64, n), a_source=source
             )
 
-        by_rows, by_columns = (self.warpgroups, 1), (1, self.warpgroups)
         mma_s = mma(k_major, k_major, self.owners, tile_m)
         mma_dv = mma(k_major, mn_major, self.owners, HEAD_DIM_V, rmem)
         mma_dk = mma(k_major, mn_major, self.owners, HEAD_DIM_QK, rmem)
-        # dQ = dS K, or transposed dQ^T = K^T dS^T; the warpgroups share out its rows or its columns.
-        majors = (mn_major, k_major) if self.dq_transposed else (k_major, mn_major)
-        mma_dq = mma(*majors, by_rows if self.dq_by_rows else by_columns, self.dq_columns)
+        mma_dq = mma(mn_major, mn_major, (1, 1), self.dq_columns)  # dQ = dS K, a warpgroup's columns
 
         # ---- memory: shared memory, buffers at multiples of 1024 (a 128-byte swizzle repeats over 1024 bytes) ----
-        num_mbarriers = 3 + 2 * (plan.q_stages + plan.do_stages + DS_STAGES + P_STAGES)
+        num_mbarriers = 2 * (4 + WALK_STAGES + plan.q_stages + plan.do_stages + DS_STAGES + P_STAGES)
 
         @cute.struct
         class SharedStorage:
             mbarriers: cute.struct.MemRange[Int64, num_mbarriers]
-            steps: cute.struct.MemRange[Int32, 3 * plan.q_stages]  # [0, 0] how many; [1:, stage] m_block, 2 h + masked
+            walks: cute.struct.MemRange[Int32, 2 * WALK_STAGES]  # steps of a KV tile, its number
+            steps: cute.struct.MemRange[Int32, 2 * plan.q_stages]  # m_block, 2 h + masked
+            ticket: cute.struct.MemRange[Int32, 1]  # of the next KV tile, from CTA 0 to CTA 1
             sLSE: cute.struct.Align[cute.struct.MemRange[Float32, tile_m * plan.q_stages], 128]
             sD: cute.struct.Align[cute.struct.MemRange[Float32, tile_m * plan.do_stages], 128]
             sK: cute.struct.Align[cute.struct.MemRange[ELEMENT, cute.cosize(layout_k)], 1024]
             sV: cute.struct.Align[cute.struct.MemRange[ELEMENT, cute.cosize(layout_v)], 1024]
             sQ: cute.struct.Align[cute.struct.MemRange[ELEMENT, cute.cosize(layout_q)], 1024]
             sdO: cute.struct.Align[cute.struct.MemRange[ELEMENT, cute.cosize(layout_do)], 1024]
+            sPeerK: cute.struct.Align[cute.struct.MemRange[ELEMENT, cute.cosize(layout_peer_k)], 1024]
             sdS: cute.struct.Align[cute.struct.MemRange[ELEMENT, cute.cosize(layout_ds)], 1024]
             sP: cute.struct.Align[cute.struct.MemRange[Int32, 32 * tile_m * P_STAGES], 1024]
 
         self.shared_storage = SharedStorage
 
-        # ---- schedule: one CTA for each query tile, then for each KV tile, then for each query tile ----
+        # ---- schedule: one CTA for each query tile, then one for each SM, then for each query tile ----
         m_blocks = cute.ceil_div(cute.size(mQ, mode=[0]), tile_m)
-        n_blocks = cute.ceil_div(cute.size(mK, mode=[0]), tile_n)
+        n_blocks = cute.ceil_div(cute.size(mK, mode=[0]), self.tile_n)
         q_tiles = m_blocks * cute.size(mQ, mode=[2]) * cute.size(mQ, mode=[3])
-        kv_tiles = n_blocks * cute.size(mK, mode=[2]) * cute.size(mK, mode=[3])
+        pairs = cute.size(mdK, mode=[2]) * cute.size(mdK, mode=[3])  # of a head of dK and a batch element
+        kv_tiles = n_blocks * pairs
+        workers = cutlass.max(workers // 2, 1)  # that take KV tiles: clusters of two CTAs
+        group_pairs = Int32(1)  # that are launched together
+        if const_expr(plan.grouped):  # in an even number of groups: what one leaves uneven, the next one fills
+            groups = cute.ceil_div(pairs, cutlass.max(workers // n_blocks, 1))
+            group_pairs = cute.ceil_div(pairs, cutlass.max(groups - groups % 2, 1))
         name = ATTN_META["kernel_id"]
         prepare, kernel, finish = self.prepare, self.kernel, self.finish
         prepare.set_name_prefix(f"{name}_prepare", remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -403,11 +454,15 @@ class AttentionBackward:
         )
         kernel(
             tma_q, tma_mQ, tma_k, tma_mK, tma_v, tma_mV, tma_do, tma_mdO, tma_dk, tma_mdK, tma_dv, tma_mdV, workspace,
-            mma_s, mma_dv, mma_dk, mma_dq, layout_q, layout_do, layout_k, layout_v, layout_ds,
-            softmax_scale, m_blocks, n_blocks, q_tiles,
+            mma_s, mma_dv, mma_dk, mma_dq, tma_peer_k, tma_mPeerK,
+            layout_q, layout_do, layout_k, layout_v, layout_ds, layout_peer_k,
+            softmax_scale, m_blocks, n_blocks, group_pairs, q_tiles, kv_tiles,
             cap,
             keys,
-        ).launch(grid=[kv_tiles, 1, 1], block=[self.threads, 1, 1], stream=stream, min_blocks_per_mp=1, use_pdl=True)
+        ).launch(
+            grid=[2 * cutlass.min(kv_tiles, workers), 1, 1], block=[self.threads, 1, 1], cluster=[2, 1, 1],
+            stream=stream, min_blocks_per_mp=1, use_pdl=True,
+        )
         if const_expr(self.wants_dq):
             finish(workspace, mdQ, softmax_scale, m_blocks).launch(
                 grid=[q_tiles, 1, 1], block=[ROW_THREADS, 1, 1], stream=stream, use_pdl=True
@@ -426,12 +481,21 @@ class AttentionBackward:
     # ---- memory: the workspace -------------------------------------------------------------------------------------
     #
     # fp32 words, `tile` counting query tiles over (batch, head, m_block): dQ [tile][tile_m * HEAD_DIM_QK] in the order
-    # of the accumulator registers, LSE [tile][tile_m] in log2 units, D [tile][tile_m].
+    # of the accumulator registers, LSE [tile][tile_m] in log2 units, D [tile][tile_m], counters
+    # [tile][COUNTER_WORDS].
 
     def row_statistics(self, workspace, q_tiles, tile):
         """Where LSE and D of a query tile stand."""
         lse = workspace.iterator + (Int64(q_tiles) * (self.tile_m * HEAD_DIM_QK) + Int64(tile) * self.tile_m)
         return lse, lse + Int64(q_tiles) * self.tile_m
+
+    def counters(self, workspace, q_tiles, tile):
+        """Where a query tile's counters stand: KV tiles that have added, for each warpgroup; then `handed_out`."""
+        return workspace.iterator + (Int64(q_tiles) * (self.tile_m * (HEAD_DIM_QK + 2)) + Int64(tile) * COUNTER_WORDS)
+
+    def handed_out(self, workspace, q_tiles):
+        """Counter of the KV tiles that were handed out beyond the first of each CTA: the last of tile 0."""
+        return cute.recast_ptr(self.counters(workspace, q_tiles, 0) + (COUNTER_WORDS - 1), dtype=Int32)
 
     # ---- kernel prepare: row statistics, and a zeroed dQ -----------------------------------------------------------
 
@@ -451,51 +515,58 @@ class AttentionBackward:
         Rows past the end and rows without a key get LSE = inf, so that P = 0, and D = 0.
         """
         tidx, _, _ = cute.arch.thread_idx()
-        tile, _, _ = cute.arch.block_idx()
+        block, _, _ = cute.arch.block_idx()
+        tile = cute.arch.grid_dim()[0] - 1 - block  # last first: what `kernel` starts with is then in L2
         cute.arch.griddepcontrol_launch_dependents()
         seqlen_q, heads_q = cute.size(mO, mode=[0]), cute.size(mO, mode=[2])
         head_batch = tile // m_blocks
         batch_idx = head_batch // heads_q
         head = head_batch - batch_idx * heads_q
         row_0 = (tile - head_batch * m_blocks) * self.tile_m
+        lanes = 32  # threads that share `passes` rows, eight elements of each
+        passes = -(-self.tile_m * lanes // ROW_THREADS)
+        column, r_0 = tidx % lanes, tidx // lanes * passes
+        # Every load is issued before the first is used. No branch: who has no row or column loads the last one again.
+        last_row, last_column = cutlass.min(self.tile_m, seqlen_q - row_0) - 1, 256 // 8 - 1
+        frag_o = cute.make_rmem_tensor((8, passes), ELEMENT)
+        frag_do = cute.make_rmem_tensor((8, passes), ELEMENT)
+        for i in cutlass.range_constexpr(passes):
+            row, at = row_0 + cutlass.min(r_0 + i, last_row), cutlass.min(column, last_column)
+            cute.autovec_copy(cute.zipped_divide(mO[row, None, head, batch_idx], (8,))[None, at], frag_o[None, i])
+            cute.autovec_copy(cute.zipped_divide(mdO[row, None, head, batch_idx], (8,))[None, at], frag_do[None, i])
+        r = r_0 + column  # the row that this thread writes, if column < passes
+        row = row_0 + cutlass.min(r, last_row)
+        lse, dlse = mLSE[batch_idx, head, row], mdLSE[batch_idx, head, row]
         if const_expr(self.wants_dq):
             zeros = cute.make_rmem_tensor(4, Float32)
             zeros.fill(0.0)
             words = self.tile_m * HEAD_DIM_QK
             acc = cute.make_tensor(
-                workspace.iterator + Int64(tile) * words,
+                workspace.iterator + cute.assume(Int64(tile) * words, divby=4),
                 cute.make_layout((4, ROW_THREADS, words // (4 * ROW_THREADS)), stride=(1, 4, 4 * ROW_THREADS)),
             )
             for i in cutlass.range_constexpr(words // (4 * ROW_THREADS)):
                 cute.autovec_copy(zeros, acc[None, tidx, i])
-        lse_at, delta_at = self.row_statistics(workspace, q_tiles, tile)
-        sLSE = cute.make_tensor(lse_at, cute.make_layout(self.tile_m))
-        sD = cute.make_tensor(delta_at, cute.make_layout(self.tile_m))
-        lanes = 32  # threads that share a row, eight elements each
-        rows = ROW_THREADS // lanes
-        column = tidx % lanes
-        for i in cutlass.range_constexpr(-(-self.tile_m // rows)):
-            r = i * rows + tidx // lanes
-            row = row_0 + r
-            delta, lse_log2 = Float32(0.0), Float32.inf
-            if row < seqlen_q and r < self.tile_m:
-                if column * 8 < 256:
-                    frag_o = cute.make_rmem_tensor(8, ELEMENT)
-                    frag_do = cute.make_rmem_tensor(8, ELEMENT)
-                    cute.autovec_copy(cute.zipped_divide(mO[row, None, head, batch_idx], (8,))[None, column], frag_o)
-                    cute.autovec_copy(cute.zipped_divide(mdO[row, None, head, batch_idx], (8,))[None, column], frag_do)
-                    products = frag_o.load().to(Float32) * frag_do.load().to(Float32)
-                    delta = products.reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
-                lse_log2 = mLSE[batch_idx, head, row] * LOG2E
+        counters = cute.make_tensor(self.counters(workspace, q_tiles, tile), cute.make_layout(COUNTER_WORDS))
+        if tidx < COUNTER_WORDS:
+            counters[tidx] = Float32(0.0)
+        delta = Float32(0.0)
+        for i in cutlass.range_constexpr(passes):
+            products = frag_o[None, i].load().to(Float32) * frag_do[None, i].load().to(Float32)
+            total = products.reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
+            if const_expr((last_column + 1) % lanes != 0):
+                total = select(column <= last_column, total, 0.0)
             for shift in cutlass.range_constexpr(lanes.bit_length() - 1):
-                delta = delta + cute.arch.shuffle_sync_bfly(delta, offset=1 << shift)
-            if row < seqlen_q and r < self.tile_m:
-                delta = delta - mdLSE[batch_idx, head, row]
-                if lse_log2 == NEG_INF:
-                    delta, lse_log2 = Float32(0.0), Float32.inf
-            if column == 0 and r < self.tile_m:
-                sLSE[r] = lse_log2
-                sD[r] = delta
+                total = total + cute.arch.shuffle_sync_bfly(total, offset=1 << shift)
+            delta = select(column == i, total, delta)
+        keeps = (r <= last_row) & (lse != NEG_INF)
+        lse_log2, delta = select(keeps, lse * LOG2E, Float32.inf), select(keeps, delta - dlse, 0.0)
+        lse_at, delta_at = self.row_statistics(workspace, q_tiles, tile)
+        gLSE = cute.make_tensor(lse_at, cute.make_layout(self.tile_m))
+        gD = cute.make_tensor(delta_at, cute.make_layout(self.tile_m))
+        if column < passes and r < self.tile_m:
+            gLSE[r] = lse_log2
+            gD[r] = delta
 
     # ---- memory, schedule: device entry of the main kernel ---------------------------------------------------------
 
@@ -519,15 +590,20 @@ class AttentionBackward:
         mma_dv: cute.TiledMma,
         mma_dk: cute.TiledMma,
         mma_dq: cute.TiledMma,
+        tma_peer_k: cute.CopyAtom,
+        mPeerK: cute.Tensor,
         layout_q: cute.ComposedLayout,
         layout_do: cute.ComposedLayout,
         layout_k: cute.ComposedLayout,
         layout_v: cute.ComposedLayout,
         layout_ds: cute.ComposedLayout,
+        layout_peer_k: cute.ComposedLayout,
         softmax_scale: Float32,
         m_blocks: Int32,
         n_blocks: Int32,
+        group_pairs: Int32,
         q_tiles: Int32,
+        kv_tiles: Int32,
         cap: Float32,
         keys: Int32,
     ):
@@ -536,17 +612,21 @@ class AttentionBackward:
         tile, _, _ = cute.arch.block_idx()
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         plan = self.plan
-        heads_q, heads_kv = cute.size(mQ, mode=[2]), cute.size(mK, mode=[2])
+        heads_q, heads_kv, heads_dkv = (cute.size(x, mode=[2]) for x in (mQ, mK, mdK))
         p = SimpleNamespace(  # the problem
             seqlen_q=cute.size(mQ, mode=[0]),
             seqlen_kv=cute.size(mK, mode=[0]),
             heads_q=heads_q,
             heads_kv=heads_kv,
             batch=cute.size(mQ, mode=[3]),
+            heads_dkv=heads_dkv,
             qhead_per_kvhead=heads_q // heads_kv,
+            heads_per_cta=heads_q // heads_dkv,
             m_blocks=m_blocks,
             n_blocks=n_blocks,
+            group_pairs=group_pairs,
             q_tiles=q_tiles,
+            kv_tiles=kv_tiles,
             softmax_scale=softmax_scale,
             workspace=workspace,
             cap=cap,
@@ -558,19 +638,26 @@ class AttentionBackward:
         sK = storage.sK.get_tensor(layout_k.outer, swizzle=layout_k.inner)
         sV = storage.sV.get_tensor(layout_v.outer, swizzle=layout_v.inner)
         sdS = storage.sdS.get_tensor(layout_ds.outer, swizzle=layout_ds.inner)
+        sPeerK = storage.sPeerK.get_tensor(layout_peer_k.outer, swizzle=layout_peer_k.inner)
         t = SimpleNamespace(  # tensors and the atoms that move and multiply them
             tma_q=tma_q, tma_k=tma_k, tma_v=tma_v, tma_do=tma_do, tma_dk=tma_dk, tma_dv=tma_dv,
             mQ=mQ, mK=mK, mV=mV, mdO=mdO, mdK=mdK, mdV=mdV, sQ=sQ, sK=sK, sV=sV, sdO=sdO, sdS=sdS,
             sLSE=storage.sLSE.get_tensor(cute.make_layout((self.tile_m, plan.q_stages))),
             sD=storage.sD.get_tensor(cute.make_layout((self.tile_m, plan.do_stages))),
+            tma_peer_k=tma_peer_k, mPeerK=mPeerK, sPeerK=sPeerK,
+            rank=cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()),  # of the two CTAs
+            ticket=storage.ticket.get_tensor(cute.make_layout(1)),
             sP=storage.sP.data_ptr(),
-            steps=storage.steps.get_tensor(cute.make_layout((3, plan.q_stages))),
+            steps=storage.steps.get_tensor(cute.make_layout((2, plan.q_stages))),
+            walks=storage.walks.get_tensor(cute.make_layout((2, WALK_STAGES))),
             mma_s=mma_s, mma_dv=mma_dv, mma_dk=mma_dk, mma_dq=mma_dq,
         )
         bars = storage.mbarriers.data_ptr()
         warps = 4 * self.warpgroups
-        rings = SimpleNamespace(k_full=bars, v_full=bars + 1, walk_full=bars + 2)
-        bars += 3
+        rings = SimpleNamespace(k=Ring(bars, bars + 1, 1), v=Ring(bars + 2, bars + 3, 1))
+        bars += 4
+        rings.walk = Ring(bars, bars + WALK_STAGES, WALK_STAGES)
+        bars += 2 * WALK_STAGES
         rings.q = Ring(bars, bars + plan.q_stages, plan.q_stages)
         bars += 2 * plan.q_stages
         rings.do = Ring(bars, bars + plan.do_stages, plan.do_stages)
@@ -578,25 +665,28 @@ class AttentionBackward:
         rings.ds = Ring(bars, bars + DS_STAGES, DS_STAGES)
         bars += 2 * DS_STAGES
         rings.p = Ring(bars, bars + P_STAGES, P_STAGES)
+        bars += 2 * P_STAGES
+        rings.peer_k, rings.ticket = Ring(bars, bars + 1, 1), Ring(bars + 2, bars + 3, 1)
         if warp_idx == 0:
-            for atom in (tma_q, tma_k, tma_v, tma_do, tma_dk, tma_dv):
+            for atom in (tma_q, tma_k, tma_peer_k, tma_v, tma_do, tma_dk, tma_dv):
                 cpasync.prefetch_descriptor(atom)
             with cute.arch.elect_one():
-                cute.arch.mbarrier_init(rings.k_full, 1)
-                cute.arch.mbarrier_init(rings.v_full, 1)
-                cute.arch.mbarrier_init(rings.walk_full, 1)
-                for ring in (rings.q, rings.do):
+                for ring in (rings.k, rings.v, rings.peer_k, rings.ticket):
+                    cute.arch.mbarrier_init(ring.full, 1)
+                    cute.arch.mbarrier_init(ring.empty, 1)  # of K and V: who stores dK or dV from their bytes
+                for ring in (rings.q, rings.do, rings.walk):
                     for s in cutlass.range_constexpr(ring.stages):
                         cute.arch.mbarrier_init(ring.full + s, 1)
                         cute.arch.mbarrier_init(ring.empty + s, warps)
                 for s in cutlass.range_constexpr(DS_STAGES):
-                    cute.arch.mbarrier_init(rings.ds.full + s, 4)
-                    cute.arch.mbarrier_init(rings.ds.empty + s, warps)
+                    cute.arch.mbarrier_init(rings.ds.full + s, warps)
+                    cute.arch.mbarrier_init(rings.ds.empty + s, 2 * warps)  # of both CTAs
                 for s in cutlass.range_constexpr(P_STAGES):
                     cute.arch.mbarrier_init(rings.p.full + s, 4)  # the warps of a warpgroup
                     cute.arch.mbarrier_init(rings.p.empty + s, 4)
             cute.arch.mbarrier_init_fence()
-        cute.arch.barrier()
+        cute.arch.cluster_arrive_relaxed()
+        cute.arch.cluster_wait()
         cute.arch.griddepcontrol_wait()  # the row statistics and the zeroed dQ of `prepare`
         cute.arch.griddepcontrol_launch_dependents()
 
@@ -606,20 +696,46 @@ class AttentionBackward:
                 self.load(p, t, rings, Int32(tile))
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
-            self.consume(p, t, rings, cute.arch.make_warp_uniform(tidx // 128 - 1), Int32(tile))
+            self.consume(p, t, rings, cute.arch.make_warp_uniform(tidx // 128 - 1))
+        cute.arch.cluster_arrive()  # the other CTA still signals barriers of this one
+        cute.arch.cluster_wait()
 
     # ---- schedule: which KV tile, and its walk over query tiles ----------------------------------------------------
 
     def tile_coords(self, tile, p):
-        """Tile number -> (n_block, KV head, batch). Head by head, first keys first."""
-        head_batch = tile // p.n_blocks
-        batch = head_batch // p.heads_kv
-        return tile - head_batch * p.n_blocks, head_batch - batch * p.heads_kv, batch
+        """Tile number -> (n_block, head of dK and dV, batch). Group by group of heads, first keys first."""
+        per_group = p.group_pairs * p.n_blocks
+        group = tile // per_group
+        rest = tile - group * per_group
+        pairs = cutlass.min(p.group_pairs, p.heads_dkv * p.batch - group * p.group_pairs)
+        place = rest // pairs
+        head_batch = group * p.group_pairs + (rest - place * pairs)
+        batch = head_batch // p.heads_dkv
+        return place, head_batch - batch * p.heads_dkv, batch
+
+    def descends(self, tile, p):
+        """Whether a KV tile is walked from the last query tile to the first: in even waves, for the sake of L2.
+
+        CTAs of the first wave start together, so they meet at the last query tile. Those of the second start one after
+        the other, where short walks ended, so they meet on their way up.
+        """
+        per_group = p.group_pairs * p.n_blocks
+        ctas, _, _ = cute.arch.grid_dim()
+        ctas = ctas // 2  # clusters
+        waves = cutlass.max((per_group + ctas // 2) // ctas, 1)  # of a group
+        group = tile // per_group
+        wave = group * waves + (tile - group * per_group) * waves // per_group
+        return (p.heads_per_cta > 1) & (wave % 2 == 0)
+
+    def m_block_at(self, p, place, descends):
+        """The query tile in a place of the walk; places past its end have none, a number that no tile has."""
+        return select(descends, p.m_blocks - 1 - place, place)
 
     def walk(self, p, b, h, m_block, n_block):
         """Of 32 query tiles, one a lane: those that see keys of a KV tile, and those that see all of it whole."""
-        some, every = self.sees(p, b, h, cutlass.min(m_block, p.m_blocks - 1), n_block)
-        return cute.arch.vote_ballot_sync(some & (m_block < p.m_blocks)), cute.arch.vote_ballot_sync(every)
+        some, every = self.sees(p, b, h, cutlass.max(cutlass.min(m_block, p.m_blocks - 1), 0), n_block)
+        some = some & (m_block >= 0) & (m_block < p.m_blocks)
+        return cute.arch.vote_ballot_sync(some), cute.arch.vote_ballot_sync(every)
 
     def sees(self, p, b, h, m_block, n_block):
         """Whether rows of a query tile see keys of a KV tile, and whether all of them see all."""
@@ -651,43 +767,111 @@ class AttentionBackward:
 
     @cute.jit
     def load(self, p, t, rings, tile: Int32):
-        """K and V once, then Q, LSE, dO and D of every step of the walk.
+        """KV tile after KV tile: K and V, and Q, LSE, dO and D of every step of its walk.
 
-        The walk is found 32 query tiles at a time, one a lane; the other roles read its length first, and each step
-        beside its Q.
+        A tile's first step goes ahead of its K and V, which wait until those of the tile before are dead. The walk is
+        found 32 query tiles at a time, one a lane; the other roles read its length first, and each step beside its Q.
         """
         tidx, _, _ = cute.arch.thread_idx()
-        n_block, h_kv, b = self.tile_coords(tile, p)
-        whole = cute.make_layout(1)
-        for tma, bar, mX, sX, columns in (
-            (t.tma_k, rings.k_full, t.mK, t.sK, HEAD_DIM_QK),
-            (t.tma_v, rings.v_full, t.mV, t.sV, HEAD_DIM_V),
-        ):
-            gX = cute.local_tile(mX[None, None, h_kv, b], (self.tile_n, columns), (None, 0))
-            tXsX, tXgX = cpasync.tma_partition(tma, 0, whole, cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2))
-            with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(bar, self.tile_n * columns * ELEMENT_BYTES)
-            cute.copy(tma, tXgX[None, n_block], tXsX[None, 0], tma_bar_ptr=bar)
-        count = Int32(0)
-        for g in cutlass.range(p.qhead_per_kvhead, unroll=1):
+        i, j = Int32(0), Int32(0)  # steps and KV tiles so far
+        tile = self.next_tile(p, t, rings, j, tidx)
+        while tile < p.kv_tiles:
+            n_block, h_dkv, b = self.tile_coords(tile, p)
+            h_0 = h_dkv * p.heads_per_cta
+            count = Int32(0)
             for m_0 in cutlass.range(0, p.m_blocks, 32, unroll=1):
-                live, _ = self.walk(p, b, h_kv * p.qhead_per_kvhead + g, m_0 + tidx, n_block)
-                count += cute.arch.popc(live)
-        with cute.arch.elect_one():
-            t.steps[0, 0] = cutlass.max(count, 1)
-            cute.arch.mbarrier_arrive(rings.walk_full)
-        i = Int32(0)
-        for g in cutlass.range(p.qhead_per_kvhead, unroll=1):
-            h = h_kv * p.qhead_per_kvhead + g
+                live, _ = self.walk(p, b, h_0, m_0 + tidx, n_block)
+                count += cute.arch.popc(live) * p.heads_per_cta
+            self.tell(t, rings, j, cutlass.max(count, 1), tile)
+            first = i
+            descends = self.descends(tile, p)
             for m_0 in cutlass.range(0, p.m_blocks, 32, unroll=1):
-                live, full = self.walk(p, b, h, m_0 + tidx, n_block)
+                live, full = self.walk(p, b, h_0, self.m_block_at(p, m_0 + tidx, descends), n_block)
                 while live != 0:
                     lane = lowest_bit(live)
-                    self.load_step(p, t, rings, i, m_0 + lane, h, b, ((full >> lane) & 1) ^ 1)
+                    m_block, masked = self.m_block_at(p, m_0 + lane, descends), ((full >> lane) & 1) ^ 1
+                    for h in cutlass.range(h_0, h_0 + p.heads_per_cta, unroll=1):
+                        self.load_step(p, t, rings, i, m_block, h, b, masked)
+                        if i == first:
+                            self.load_kv(t, rings, j, n_block, h_0 // p.qhead_per_kvhead, b)
+                        i += 1
                     live = live & (live - 1)
-                    i += 1
-        if i == 0:  # one step at least, so that every pipeline turns: its mask drops all pairs
-            self.load_step(p, t, rings, i, Int32(0), h_kv * p.qhead_per_kvhead, b, Int32(1))
+            if i == first:  # one step at least, so that every pipeline turns: its mask drops all pairs
+                self.load_step(p, t, rings, i, Int32(0), h_0, b, Int32(1))
+                self.load_kv(t, rings, j, n_block, h_0 // p.qhead_per_kvhead, b)
+                i += 1
+            j += 1
+            tile = self.next_tile(p, t, rings, j, tidx)
+        self.tell(t, rings, j, Int32(0), Int32(0))
+
+    @cute.jit
+    def next_tile(self, p, t, rings, j, lane):
+        """The cluster's KV tile `j`: tiles are handed out in ascending order. CTA 0 takes one and tells CTA 1."""
+        ticket = Int32(0)
+        if t.rank == 0:
+            ticket = self.take_ticket(p, t, rings, j, lane)
+        else:
+            ticket = self.read_ticket(t, rings, j, lane)
+        return ticket
+
+    @cute.jit
+    def take_ticket(self, p, t, rings, j, lane):
+        """How many tiles were taken before, by any cluster."""
+        handed_out, ticket = self.handed_out(p.workspace, p.q_tiles), Int32(0)
+        rings.ticket.wait_free(j)
+        if lane == 0:
+            ticket = cute.arch.atomic_add(handed_out, Int32(1), sem="relaxed", scope="gpu")
+            cute.arch.store_async_dsmem(t.ticket.iterator, ticket, rings.ticket.full, 1)
+        return cute.arch.shuffle_sync(ticket, 0)
+
+    def read_ticket(self, t, rings, j, lane):
+        """What CTA 0 has taken."""
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(rings.ticket.full, 4)
+        rings.ticket.wait(j)
+        ticket = t.ticket[0]
+        cute.arch.sync_warp()
+        arrive_at(cute.arch.map_dsmem_ptr(rings.ticket.empty, 0), lane == 0)
+        return ticket
+
+    @cute.jit
+    def tell(self, t, rings, j: Int32, count: Int32, tile: Int32):
+        """Tell the other roles the CTA's next KV tile and how many steps its walk has; 0: there is no tile."""
+        rings.walk.wait_free(j)
+        stage = j % WALK_STAGES
+        with cute.arch.elect_one():
+            t.walks[0, stage] = count
+            t.walks[1, stage] = tile
+            cute.arch.mbarrier_arrive(rings.walk.full + stage)
+
+    def told(self, t, rings, j, lane):
+        """What the producer told of the CTA's KV tile `j`: steps of its walk, its number."""
+        rings.walk.wait(j)
+        stage = j % WALK_STAGES
+        count, tile = t.walks[0, stage], t.walks[1, stage]
+        cute.arch.sync_warp()
+        arrive_if(rings.walk.empty + stage, lane == 0)
+        return count, tile
+
+    @cute.jit
+    def load_kv(self, t, rings, j: Int32, n_block: Int32, h_kv: Int32, b: Int32):
+        """V and K of a KV tile, in the order in which those of the tile before die."""
+        whole = cute.make_layout(1)
+        own, other = 2 * n_block + t.rank, 2 * n_block + (t.rank ^ 1)
+        for ring, tma, mX, sX, columns, place, wanted in (
+            (rings.v, t.tma_v, t.mV, t.sV, HEAD_DIM_V, (own, 0), True),
+            (rings.k, t.tma_k, t.mK, t.sK, HEAD_DIM_QK, (own, 0), True),
+            (rings.peer_k, t.tma_peer_k, t.mPeerK, t.sPeerK, HEAD_DIM_QK // 2, (other, t.rank), self.wants_dq),
+        ):
+            if const_expr(wanted):
+                gX = cute.local_tile(mX[None, None, h_kv, b], (self.keys, columns), (None, None))
+                tXsX, tXgX = cpasync.tma_partition(
+                    tma, 0, whole, cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2)
+                )
+                ring.wait_free(j)
+                with cute.arch.elect_one():
+                    cute.arch.mbarrier_arrive_and_expect_tx(ring.full, self.keys * columns * ELEMENT_BYTES)
+                cute.copy(tma, tXgX[None, place[0], place[1]], tXsX[None, 0], tma_bar_ptr=ring.full)
 
     @cute.jit
     def load_step(self, p, t, rings, i: Int32, m_block: Int32, h: Int32, b: Int32, masked: Int32):
@@ -706,8 +890,8 @@ class AttentionBackward:
             ring.wait_free(i)
             with cute.arch.elect_one():
                 if const_expr(ring is rings.q):
-                    t.steps[1, stage] = m_block
-                    t.steps[2, stage] = 2 * h + masked
+                    t.steps[0, stage] = m_block
+                    t.steps[1, stage] = 2 * h + masked
                 cute.arch.mbarrier_arrive_and_expect_tx(
                     ring.full + stage, self.tile_m * columns * ELEMENT_BYTES + statistics_bytes
                 )
@@ -717,41 +901,43 @@ class AttentionBackward:
     # ---- schedule, compute: role consumer: warpgroup 0 owns P and dV, warpgroup 1 owns dS and dK -------------------
 
     @cute.jit
-    def consume(self, p, t, rings, wg, tile: Int32):
-        """One KV tile of 64 keys against every query tile of the walk.
+    def consume(self, p, t, rings, wg):
+        """KV tile after KV tile: this CTA's 64 keys against every query tile of the walk.
 
         dK and dV of wide heads do not fit one warpgroup's registers. P goes from warpgroup 0 to 1 through shared
         memory, thread by thread, as both hold the same elements.
         """
         if wg == 0:
-            self.own_dv(p, t, rings, tile)
+            self.take_tiles(self.state_dv(p, t, rings), rings)
         else:
-            self.own_dk(p, t, rings, tile)
+            self.take_tiles(self.state_dk(p, t, rings), rings)
 
-    def state(self, p, t, tile, wg):
-        """What the methods of a warpgroup share about its KV tile."""
+    def state(self, p, t, rings, wg):
+        """What the methods of both warpgroups share."""
         tidx, _, _ = cute.arch.thread_idx()
-        n_block, h_kv, b = self.tile_coords(tile, p)
         thread, lane, warp_in_wg = tidx % 128, tidx % 32, cute.arch.make_warp_uniform(tidx % 128 // 32)
-        key = n_block * self.tile_n + warp_in_wg * 16 + lane // 4
-        thr_s, thr_dq = t.mma_s.get_slice(thread), t.mma_dq.get_slice(tidx - 128)
-        acc_s = cute.make_rmem_tensor(thr_s.partition_shape_C((self.tile_n, self.tile_m)), Float32)
+        thr_s, thr_dq = t.mma_s.get_slice(thread), t.mma_dq.get_slice(thread)
+        acc_s = cute.make_rmem_tensor(thr_s.partition_shape_C((self.keys, self.tile_m)), Float32)
+        part = 2 * t.rank + wg  # this warpgroup's of dQ's columns
+        columns, peer_columns = (
+            cute.local_tile(self.transposed(sX), (self.dq_columns, self.keys, 1), (place, 0, 0))
+            for sX, place in ((t.sK, part), (t.sPeerK, wg))
+        )
         return SimpleNamespace(
             p=p,
             t=t,
-            b=b,
-            h_kv=h_kv,
-            n_block=n_block,
             wg=wg,
             lane=lane,
             thread=thread,
             warp_in_wg=warp_in_wg,
-            kv_idx=[key, key + 8],  # this thread holds parts of the rows of two keys
+            part=part,
+            key=t.rank * self.keys + warp_in_wg * 16 + lane // 4,  # first of this thread's two keys in the tile
             acc_s=acc_s,
             frag_p=cute.make_rmem_tensor_like(acc_s, ELEMENT),
-            frag_dq_a=thr_dq.make_fragment_A(thr_dq.partition_A(t.sdS)),
-            frag_dq_b=thr_dq.make_fragment_B(thr_dq.partition_B(self.transposed(t.sK))),
-            acc_dq=cute.make_rmem_tensor(thr_dq.partition_shape_C(self.dq_shape), Float32),
+            frag_dq_a=thr_dq.make_fragment_A(thr_dq.partition_A(self.transposed(t.sdS))),
+            frag_dq_b=[thr_dq.make_fragment_B(thr_dq.partition_B(sX)) for sX in (columns, peer_columns)],
+            acc_dq=cute.make_rmem_tensor(thr_dq.partition_shape_C((self.tile_m, self.dq_columns)), Float32),
+            ds_empty=cute.arch.map_dsmem_ptr(rings.ds.empty, lane % 2),  # of one CTA or the other
             sP=cute.make_tensor(  # this thread's words of P: (4, quads, stage)
                 t.sP + thread * 4,
                 cute.make_layout(
@@ -760,71 +946,89 @@ class AttentionBackward:
             ),
         )
 
-    @cute.jit
-    def own_dv(self, p, t, rings, tile: Int32):
+    def state_dv(self, p, t, rings):
         """Warpgroup 0: S, P, dV, and its columns of dQ."""
-        w = self.state(p, t, tile, 0)
+        w = self.state(p, t, rings, 0)
         thr_s, thr_dv = t.mma_s.get_slice(w.thread), t.mma_dv.get_slice(w.thread)
         w.sLSE = self.row_pairs(t.sLSE, w.lane)
         w.frag_k = thr_s.make_fragment_A(thr_s.partition_A(t.sK))
         w.frag_q = thr_s.make_fragment_B(thr_s.partition_B(t.sQ))
         w.frag_ps = cute.make_rmem_tensor_like(w.acc_s, ELEMENT)  # P times the score's slope, for the other warpgroup
         w.frag_do_t = thr_dv.make_fragment_B(thr_dv.partition_B(self.transposed(t.sdO)))
-        w.acc_dv = cute.make_rmem_tensor(thr_dv.partition_shape_C((self.tile_n, HEAD_DIM_V)), Float32)
-        zero_fill(w.acc_dv)
-        cute.arch.mbarrier_wait(rings.k_full, 0)
-        cute.arch.mbarrier_wait(rings.walk_full, 0)
-        count = t.steps[0, 0]
-        before = self.front_dv(w, rings, Int32(0), first=True)  # the query tile of the step before
-        for i in cutlass.range(1, count, unroll=1):
-            dq_tile = self.front_dv(w, rings, i, first=False)
-            if const_expr(self.wants_dq):
-                self.back(w, rings, i - 1, before, last=False)
-            before = dq_tile
-        if const_expr(self.wants_dq):
-            self.back(w, rings, count - 1, before, last=True)
-        cute.arch.barrier(barrier_id=BARRIER_STORE, number_of_threads=256)  # both have read K and V for the last time
-        if const_expr(self.wants_dv):
-            self.store_sum(w, w.acc_dv, w.t.mma_dv, w.t.sV, w.t.tma_dv, w.t.mdV, HEAD_DIM_V, None)
+        w.acc_dv = w.acc = cute.make_rmem_tensor(thr_dv.partition_shape_C((self.keys, HEAD_DIM_V)), Float32)
+        return w
 
-    @cute.jit
-    def own_dk(self, p, t, rings, tile: Int32):
+    def state_dk(self, p, t, rings):
         """Warpgroup 1: dP, dS, dK, and its columns of dQ."""
-        w = self.state(p, t, tile, 1)
+        w = self.state(p, t, rings, 1)
         thr_s, thr_dk = t.mma_s.get_slice(w.thread), t.mma_dk.get_slice(w.thread)
-        store = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=True, num_matrices=4), ELEMENT)
+        store = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), ELEMENT)
         w.tiled_ds = cute.make_tiled_copy_C(store, t.mma_s)
         w.slice_ds = w.tiled_ds.get_slice(w.thread)
-        w.tdSsdS = w.slice_ds.partition_D(self.transposed(t.sdS))
+        w.tdSsdS = w.slice_ds.partition_D(t.sdS)
+        # A warp's 16 keys of dS^T, consecutive words: here, and where they go in the other CTA.
+        w.ds_words = 16 * self.tile_m * ELEMENT_BYTES // 4
+        words = cute.recast_ptr(t.sdS.iterator, dtype=Int32)
+        w.ds_from = words + w.warp_in_wg * w.ds_words
+        w.ds_to = cute.arch.map_dsmem_ptr(words, t.rank ^ 1) + (4 + w.warp_in_wg) * w.ds_words
+        w.ds_full = cute.arch.map_dsmem_ptr(rings.ds.full, t.rank ^ 1)
         w.sD = self.row_pairs(t.sD, w.lane)
         w.frag_v = thr_s.make_fragment_A(thr_s.partition_A(t.sV))
         w.frag_do = thr_s.make_fragment_B(thr_s.partition_B(t.sdO))
         w.frag_q_t = thr_dk.make_fragment_B(thr_dk.partition_B(self.transposed(t.sQ)))
         w.acc_dp = cute.make_rmem_tensor_like(w.acc_s)
         w.frag_ds = cute.make_rmem_tensor_like(w.acc_s, ELEMENT)
-        w.acc_dk = cute.make_rmem_tensor(thr_dk.partition_shape_C((self.tile_n, HEAD_DIM_QK)), Float32)
-        zero_fill(w.acc_dk)
-        cute.arch.mbarrier_wait(rings.k_full, 0)
-        cute.arch.mbarrier_wait(rings.v_full, 0)
-        cute.arch.mbarrier_wait(rings.walk_full, 0)
-        count = t.steps[0, 0]
-        before = self.front_dk(w, rings, Int32(0), first=True)
-        for i in cutlass.range(1, count, unroll=1):
-            dq_tile = self.front_dk(w, rings, i, first=False)
-            if const_expr(self.wants_dq):
-                self.back(w, rings, i - 1, before, last=False)
-            before = dq_tile
+        w.acc_dk = w.acc = cute.make_rmem_tensor(thr_dk.partition_shape_C((self.keys, HEAD_DIM_QK)), Float32)
+        return w
+
+    @cute.jit
+    def take_tiles(self, w, rings):
+        """KV tile after KV tile."""
+        i, j = Int32(0), Int32(0)  # steps and KV tiles so far
+        count, tile = self.told(w.t, rings, j, w.lane)
+        while count > 0:
+            self.take_tile(w, rings, i, j, count, tile)
+            i += count
+            j += 1
+            count, tile = self.told(w.t, rings, j, w.lane)
+
+    @cute.jit
+    def take_tile(self, w, rings, first: Int32, j: Int32, count: Int32, tile: Int32):
+        """The CTA's KV tile `j`: `count` steps from step `first` on; then this warpgroup's sum is stored."""
+        n_block, h_dkv, b = self.tile_coords(tile, w.p)
+        key = n_block * self.tile_n + w.key
+        w = SimpleNamespace(**vars(w), b=b, h_dkv=h_dkv, n_block=n_block, kv_idx=[key, key + 8])
+        zero_fill(w.acc)
+        rings.k.wait(j)
+        if const_expr(w.wg == 1):
+            rings.v.wait(j)
         if const_expr(self.wants_dq):
-            self.back(w, rings, count - 1, before, last=True)
-        cute.arch.barrier(barrier_id=BARRIER_STORE, number_of_threads=256)
-        if const_expr(self.wants_dk):
-            self.store_sum(w, w.acc_dk, w.t.mma_dk, w.t.sK, w.t.tma_dk, w.t.mdK, HEAD_DIM_QK, w.p.softmax_scale)
+            rings.peer_k.wait(j)
+        before = self.step_of(w, rings, first, Int32(0), first=True)  # the query tile of the step before
+        for i in cutlass.range(first + 1, first + count, unroll=1):
+            before = self.step_of(w, rings, i, before, first=False)
+        if const_expr(self.wants_dq):
+            self.start_dq(w, rings, first + count - 1)
+            self.add_dq(w, rings, first + count - 1, before, behind=0)
+        cute.arch.barrier(barrier_id=BARRIER_STORE, number_of_threads=256)  # both have read K and V for the last time
+        if const_expr(self.wants_dq and w.wg == 1):
+            arrive_if(rings.peer_k.empty, (w.warp_in_wg == 0) & (w.lane == 0))
+        if const_expr(w.wg == 0):
+            if const_expr(self.wants_dv):
+                self.store_sum(w, w.acc, w.t.mma_dv, w.t.sV, w.t.tma_dv, w.t.mdV, HEAD_DIM_V, None)
+            arrive_if(rings.v.empty, (w.warp_in_wg == 0) & (w.lane == 0))
+        else:
+            if const_expr(self.wants_dk):
+                self.store_sum(w, w.acc, w.t.mma_dk, w.t.sK, w.t.tma_dk, w.t.mdK, HEAD_DIM_QK, w.p.softmax_scale)
+            arrive_if(rings.k.empty, (w.warp_in_wg == 0) & (w.lane == 0))
 
-    def front_dv(self, w, rings, i, first):
-        """S and P of one query tile; P goes to the other warpgroup; dV is left running.
+    def step_of(self, w, rings, i, before, first):
+        """A step of this warpgroup. `before`: the query tile among all of the step before. Returns that of this one."""
+        step = self.step_dk if w.wg else self.step_dv
+        return step(w, rings, i, before, self.wants_dq and not first)
 
-        Returns the number of the query tile among all.
-        """
+    def step_dv(self, w, rings, i, before, has_dq):
+        """S and P of one query tile, which goes to the other warpgroup; dQ of the step before, added while dV runs."""
         q_stage, do_stage = i % rings.q.stages, i % rings.do.stages
         rings.q.wait(i)
         m_block, h, masked = self.step(w, q_stage)
@@ -840,21 +1044,21 @@ class AttentionBackward:
             cute.autovec_copy(quads, w.sP[None, None, i % P_STAGES])
             cute.arch.sync_warp()
             arrive_if(rings.p.full + i % P_STAGES, w.lane == 0)
+        arrive_if(rings.q.empty + q_stage, w.lane == 0)
+        if has_dq:
+            self.start_dq(w, rings, i - 1)
         rings.do.wait(i)
         warpgroup.fence()
         if self.wants_dv:
             gemm(w.t.mma_dv, w.acc_dv, as_operand_a(w.frag_p), w.frag_do_t[None, None, None, do_stage], True)
-        if first or not self.wants_dq:  # no dQ step behind it: drain and release here
-            warpgroup.wait_group(0)
-            arrive_if(rings.do.empty + do_stage, w.lane == 0)
-            arrive_if(rings.q.empty + q_stage, w.lane == 0)
+        if has_dq:
+            self.add_dq(w, rings, i - 1, before, behind=self.wants_dv)
+        warpgroup.wait_group(0)
+        arrive_if(rings.do.empty + do_stage, w.lane == 0)
         return (w.b * w.p.heads_q + h) * w.p.m_blocks + m_block
 
-    def front_dk(self, w, rings, i, first):
-        """dP and dS of one query tile; dS goes to shared memory for dQ; dK is left running.
-
-        Returns the number of the query tile among all.
-        """
+    def step_dk(self, w, rings, i, before, has_dq):
+        """dP and dS of one query tile, which goes to shared memory; dQ of the step before, added while dK runs."""
         q_stage, do_stage = i % rings.q.stages, i % rings.do.stages
         rings.q.wait(i)
         m_block, h, _ = self.step(w, q_stage)
@@ -874,38 +1078,21 @@ class AttentionBackward:
         if self.wants_dq:  # before dK starts: registers of a running WGMMA may not be read
             ds_stage = i % DS_STAGES
             rings.ds.wait_free(i)
-            cute.copy(w.tiled_ds, w.slice_ds.retile(w.frag_ds), w.tdSsdS[None, None, None, ds_stage])
+            cute.copy(w.tiled_ds, w.slice_ds.retile(w.frag_ds), w.tdSsdS[None, None, None, 2 * ds_stage])
             publish(rings.ds.full + ds_stage, w.lane)
+            place = ds_stage * (8 * w.ds_words)
+            send(w.ds_to + place, w.ds_from + place, w.ds_words * 4, w.ds_full + ds_stage, w.lane == 0)
+        arrive_if(rings.do.empty + do_stage, w.lane == 0)
+        if has_dq:
+            self.start_dq(w, rings, i - 1)
         warpgroup.fence()
         if self.wants_dk:
             gemm(w.t.mma_dk, w.acc_dk, as_operand_a(w.frag_ds), w.frag_q_t[None, None, None, q_stage], True)
-        if first or not self.wants_dq:
-            warpgroup.wait_group(0)
-            arrive_if(rings.do.empty + do_stage, w.lane == 0)
-            arrive_if(rings.q.empty + q_stage, w.lane == 0)
-        return (w.b * w.p.heads_q + h) * w.p.m_blocks + m_block
-
-    def back(self, w, rings, i, tile, last):
-        """This warpgroup's columns of dQ of step i, one step behind; gives back Q and dO of the step after it.
-
-        `tile`: the query tile of step i among all. `last`: there is no step after it.
-        """
-        ds_stage = i % DS_STAGES
-        rings.ds.wait(i)
-        if self.plan.drains:
-            warpgroup.wait_group(0)  # the registers of the running GEMM's operand are needed
-        warpgroup.fence()
-        gemm(w.t.mma_dq, w.acc_dq, w.frag_dq_a[None, None, None, ds_stage], w.frag_dq_b[None, None, None, 0], False)
-        if not last:
-            warpgroup.wait_group(1)  # dV or dK of the step after
-            arrive_if(rings.do.empty + (i + 1) % rings.do.stages, w.lane == 0)
-            arrive_if(rings.q.empty + (i + 1) % rings.q.stages, w.lane == 0)
+        if has_dq:
+            self.add_dq(w, rings, i - 1, before, behind=self.wants_dk)
         warpgroup.wait_group(0)
-        arrive_if(rings.ds.empty + ds_stage, w.lane == 0)
-        words = self.dq_words
-        to = w.p.workspace.iterator + (Int64(tile) * (2 * words) + w.wg * words + w.thread * 4)
-        for k in range(words // 512):
-            add_vector(to + 512 * k, [w.acc_dq[4 * k + x] for x in range(4)])
+        arrive_if(rings.q.empty + q_stage, w.lane == 0)
+        return (w.b * w.p.heads_q + h) * w.p.m_blocks + m_block
 
     def transposed(self, s):
         """Tiles of shared memory with rows and columns exchanged."""
@@ -918,7 +1105,7 @@ class AttentionBackward:
 
     def step(self, w, stage):
         """Query tile, query head, and whether the mask matters, of the step whose Q is in this stage."""
-        m_block, rest = w.t.steps[1, stage], w.t.steps[2, stage]
+        m_block, rest = w.t.steps[0, stage], w.t.steps[1, stage]
         return m_block, rest >> 1, rest & 1
 
     # ---- compute: P and dS, element by element ---------------------------------------------------------------------
@@ -1018,6 +1205,26 @@ class AttentionBackward:
         """Whether the pair does not lie past the end: of the keys, and of the rows where a score reads their number."""
         return (kv_idx < p.seqlen_kv) & (q_idx < p.seqlen_q)
 
+    # ---- compute: a warpgroup's columns of dQ, one step behind -----------------------------------------------------
+
+    def start_dq(self, w, rings, i):
+        """Issue this warpgroup's columns of dQ of step i: this CTA's keys, then the other's."""
+        ds_stage = i % DS_STAGES
+        rings.ds.wait(i)
+        warpgroup.fence()
+        for half, columns in enumerate(w.frag_dq_b):
+            ds_t = w.frag_dq_a[None, None, None, 2 * ds_stage + half]
+            gemm(w.t.mma_dq, w.acc_dq, ds_t, columns[None, None, None, 0], half > 0)
+
+    def add_dq(self, w, rings, i, tile, behind):
+        """Add dQ of step i, of query tile `tile` among all, from registers, while `behind` later GEMMs run."""
+        warpgroup.wait_group(int(behind))
+        arrive_at(w.ds_empty + i % DS_STAGES, w.lane < 2)  # in both CTAs
+        words = self.dq_words
+        to = w.p.workspace.iterator + (Int64(tile) * (4 * words) + w.part * words + w.thread * 4)
+        for k in range(words // 512):
+            add_vector(to + 512 * k, [w.acc_dq[4 * k + x] for x in range(4)])
+
     def pack_all(self, acc, frag):
         """fp32 elements as 16-bit pairs."""
         words = cute.recast_tensor(frag, Int32)
@@ -1043,69 +1250,73 @@ class AttentionBackward:
         cute.arch.fence_view_async_shared()
         cute.arch.barrier(barrier_id=BARRIER_OWN + w.wg, number_of_threads=128)
         if w.warp_in_wg == 0:
-            gX = cute.local_tile(mX[None, None, w.h_kv, w.b], (self.tile_n, columns), (w.n_block, 0))
+            gX = cute.local_tile(mX[None, None, w.h_dkv, w.b], (self.keys, columns), (2 * w.n_block + w.t.rank, 0))
             tXsX, tXgX = cpasync.tma_partition(
                 tma, 0, cute.make_layout(1), cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2)
             )
             cute.copy(tma, tXsX[None, 0], tXgX)
             cute.arch.cp_async_bulk_commit_group()
-            cute.arch.cp_async_bulk_wait_group(0, read=True)  # shared memory must outlive the store
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
+            cute.arch.sync_warp()  # whoever gives the bytes back has waited
 
     # ---- kernel finish: dQ from the order of registers to rows -----------------------------------------------------
 
     @cute.kernel
     def finish(self, workspace: cute.Tensor, mdQ: cute.Tensor, softmax_scale: Float32, m_blocks: Int32):
-        """One query tile of dQ: fp32 sums times the softmax scale, through shared memory, to rows of 16-bit numbers."""
+        """One query tile of dQ: fp32 sums times the softmax scale, to rows of 16-bit numbers.
+
+        A unit is four words of each of 128 threads: eight columns of 64 rows. 16 of the rows are a warp's, as two tiles
+        of 8 x 8; lane l holds columns 2 (l % 4) and the next of row l / 4 of each (of dQ^T: transposed first). A warp
+        takes two units, so four tiles; the four lanes of a row exchange what they hold: each gets all of one tile's.
+        """
         tidx, _, _ = cute.arch.thread_idx()
-        tile, _, _ = cute.arch.block_idx()
+        block, _, _ = cute.arch.block_idx()
+        tile = cute.arch.grid_dim()[0] - 1 - block  # last first: what `kernel` ended with is still in L2
         cute.arch.griddepcontrol_wait()
         seqlen_q, heads_q = cute.size(mdQ, mode=[0]), cute.size(mdQ, mode=[2])
         head_batch = tile // m_blocks
         batch_idx = head_batch // heads_q
         head = head_batch - batch_idx * heads_q
         row_0 = (tile - head_batch * m_blocks) * self.tile_m
-        pitch = HEAD_DIM_QK + 8  # elements from row to row: neighbours in other banks
-        sdQ = SmemAllocator().allocate_tensor(
-            ELEMENT, cute.make_layout((self.tile_m, HEAD_DIM_QK), stride=(pitch, 1)), byte_alignment=128
-        )
-        words = self.tile_m * HEAD_DIM_QK
+        units = self.tile_m * HEAD_DIM_QK // 512  # an even number
+        passes = -(-units * 128 // (2 * ROW_THREADS))
         acc = cute.make_tensor(
-            workspace.iterator + Int64(tile) * words, cute.make_layout((4, words // 4), stride=(1, 4))
+            workspace.iterator + cute.assume(Int64(tile) * (512 * units), divby=4),
+            cute.make_layout((4, 128, units), stride=(1, 4, 512)),
         )
-        quads = self.dq_words // 512  # groups of four words that a consumer thread wrote
-        for i in cutlass.range_constexpr(words // (4 * ROW_THREADS)):
-            f = tidx + ROW_THREADS * i
-            values = cute.make_rmem_tensor(4, Float32)
-            cute.autovec_copy(acc[None, f], values)
-            wg, quad, thread = f // (128 * quads), f // 128 % quads, f % 128
-            # word e + 2 r of quad j: row lane / 4 + 8 r of the warp's 16, column 8 j + 2 (lane % 4) + e
+        thread, lane = tidx % 128, tidx % 32
+        values = cute.make_rmem_tensor((4, 2, passes), Float32)
+        for i in cutlass.range_constexpr(passes):
+            unit = cutlass.min(2 * (i * (ROW_THREADS // 128) + tidx // 128), units - 2)
+            for u in cutlass.range_constexpr(2):
+                cute.autovec_copy(acc[None, thread, unit + u], values[None, u, i])
+        for i in cutlass.range_constexpr(passes):
+            tiles = []
+            for u in cutlass.range_constexpr(2):
+                for r in cutlass.range_constexpr(2):
+                    pair = pack(values[2 * r, u, i] * softmax_scale, values[2 * r + 1, u, i] * softmax_scale)
+                    tiles.append(pair)
+            chunk = cute.make_rmem_tensor(4, Int32)
+            for c, word in enumerate(row_of_four(tiles, lane % 4)):
+                chunk[c] = word
+            # tile lane % 4: the upper bit says which unit, the lower one which 8 of the warp's 16 rows
+            unit = 2 * (i * (ROW_THREADS // 128) + tidx // 128)
+            of_warpgroup = self.dq_words // 512
+            wg, quad = (unit + lane // 2 % 2) // of_warpgroup, (unit + lane // 2 % 2) % of_warpgroup
             atom, quad = quad // (self.dq_columns // 8), quad % (self.dq_columns // 8)
-            major, minor = 64 * atom + thread // 32 * 16 + thread % 32 // 4, 8 * quad + 2 * (thread % 4)
+            major, minor = 64 * atom + thread // 32 * 16 + 8 * (lane % 2), 8 * quad
             if const_expr(self.dq_by_rows):
                 major += 64 * wg
             else:
                 minor += self.dq_columns * wg
-            for r in cutlass.range_constexpr(2):
-                for e in cutlass.range_constexpr(2):
-                    value = (values[e + 2 * r] * softmax_scale).to(ELEMENT)
-                    if const_expr(self.dq_transposed):
-                        sdQ[minor + e, major + 8 * r] = value
-                    else:
-                        sdQ[major + 8 * r, minor + e] = value
-        cute.arch.barrier()
-        lanes = 32
-        rows = ROW_THREADS // lanes
-        column = tidx % lanes
-        for i in cutlass.range_constexpr(-(-self.tile_m // rows)):
-            r = i * rows + tidx // lanes
-            row = row_0 + r
-            if row < seqlen_q and r < self.tile_m and column * 8 < 256:
-                frag = cute.make_rmem_tensor(8, ELEMENT)
-                source = cute.make_tensor(
-                    sdQ.iterator, cute.make_layout((8, HEAD_DIM_QK // 8, self.tile_m), stride=(1, 8, pitch))
+            if const_expr(self.dq_transposed):
+                major, minor = minor, major
+            row = row_0 + major + lane // 4
+            if unit < units and row < seqlen_q and minor < 256:
+                cute.autovec_copy(
+                    cute.recast_tensor(chunk, ELEMENT),
+                    cute.zipped_divide(mdQ[row, None, head, batch_idx], (8,))[None, minor // 8],
                 )
-                cute.autovec_copy(source[None, column, r], frag)
-                cute.autovec_copy(frag, cute.zipped_divide(mdQ[row, None, head, batch_idx], (8,))[None, column])
 
 
 # ---- compile -------------------------------------------------------------------------------------------------------
@@ -1117,15 +1328,16 @@ def compile_backward(index=0, options="", wanted=("q", "k", "v")):
         f(q, k, v, o, do, lse, dlse, dq, dk, dv, workspace, softmax_scale, workers, cap, keys)
 
     that launches three kernels on torch's current stream. `wanted`: whose gradients are written; the others' tensors
-    may be any of the right shape and dtype. `workspace`: fp32, 16-byte aligned, for each query tile of each head the
-    words that ATTN_META says; `workers` is not read: a CTA serves one KV tile.
+    may be any of the right shape and dtype. dk and dv have as many heads as k and v, or a multiple of it that divides
+    heads_q: then each is a sum over fewer query heads, and the caller adds up the rest. `workspace`: fp32, 16-byte
+    aligned, for each query tile of each head the words that ATTN_META says; `workers`: SMs, CTAs of the main kernel.
     """
     batch = cute.sym_int(symbol="batch")
     seqlen_q = cute.sym_int(symbol="seqlen_q")
     seqlen_kv = cute.sym_int(symbol="seqlen_kv")
     heads_q = cute.sym_int(symbol="heads_q")
     heads_kv = cute.sym_int(symbol="heads_kv")
-    words = cute.sym_int64(symbol="words")
+    heads_dkv, words = cute.sym_int(symbol="heads_dkv"), cute.sym_int64(symbol="words")
 
     def tma_tensor(*shape):
         strides = (*(cute.sym_int64(divisibility=8) for _ in shape[1:]), 1)
@@ -1137,12 +1349,13 @@ def compile_backward(index=0, options="", wanted=("q", "k", "v")):
 
     shape_q, shape_o = (batch, seqlen_q, heads_q, 256), (batch, seqlen_q, heads_q, 256)
     shape_k, shape_v = (batch, seqlen_kv, heads_kv, 256), (batch, seqlen_kv, heads_kv, 256)
+    shape_dk, shape_dv = (batch, seqlen_kv, heads_dkv, 256), (batch, seqlen_kv, heads_dkv, 256)
     shape_rows = (batch, heads_q, seqlen_q)
     return cute.compile(
         AttentionBackward(PLANS[index], frozenset(wanted)),
         *(tma_tensor(*shape) for shape in (shape_q, shape_k, shape_v, shape_o, shape_o)),
         *(plain_tensor(Float32, *shape_rows) for _ in range(2)),
-        *(tma_tensor(*shape) for shape in (shape_q, shape_k, shape_v)),
+        *(tma_tensor(*shape) for shape in (shape_q, shape_dk, shape_dv)),
         make_fake_tensor(Float32, (words,), (1,), assumed_align=16),
         Float32(1.0),
         Int32(1),
