@@ -124,12 +124,12 @@ def unguard(pattern: str, nth: int = 0, kernel: str = "") -> Edit:
     return edit
 
 
-def early(pattern: str, to: str, nth: int = 0, to_nth: int = 0, kernel: str = "") -> Edit:
-    """An elected lane's arrival, taken out of its place and made before the line `to`."""
+def early(pattern: str, to: str, nth: int = 0, to_nth: int = 0, kernel: str = "", at: str = "") -> Edit:
+    """An elected lane's arrival, taken out of its place and made before the line `to`; `at`: its address there."""
 
     def edit(lines: Lines) -> Lines:
         n, m = places(lines, pattern, kernel)[nth], places(lines, to, kernel)[to_nth]
-        barrier = re.search(r"\[[^]]*\]", lines[n])
+        barrier = re.search(r"\[[^]]*\]", f"[{at}]" if at else lines[n])
         assert barrier is not None and m < n
         block = f"{{ .reg .pred one; elect.sync _|one, -1; @one mbarrier.arrive.shared.b64 _, {barrier[0]}; }}"
         return [*lines[:m], block, *lines[m:n], *lines[n + 1 :]]
@@ -202,14 +202,14 @@ def forward(name: str, plan: int, shape: Shape, workers: int = 2, **given: Any) 
     return Kernel(code, run)
 
 
-def backward(spec: AttentionSpec, shape: Shape, sms: int) -> Kernel:
+def backward(spec: AttentionSpec, shape: Shape, sms: int, workers: int) -> Kernel:
     """A backward: its three launches. One that promises equal bits is held to those of the first call."""
     made, c = kernels(spec), call(spec, shape, seed=1)
     expected = c.expected(())
     fixed = run_backward(made, c)[0] if made.meta["deterministic"] else None
 
     def run(code: Code, seed: int) -> bool:
-        found, _ = run_backward(replace(made, code=code), c, seed=seed, sms=sms)
+        found, _ = run_backward(replace(made, code=code), c, seed=seed, sms=sms, workers=workers)
         if fixed is not None and not all(torch.equal(found[n], fixed[n]) for n in OUTPUTS):
             return False
         return all(float((found[n].double() - expected[n][0]).abs().max()) <= expected[n][1] for n in OUTPUTS)
@@ -248,10 +248,10 @@ def kernel(name: str) -> Kernel:
         return forward("gpt_oss_local", 0, Shape(1, 2, 1, 200, 200), window=70)
     if name == "backward":
         causal = "attn 1\nattention causal {\n  head_dim = 128\n  mask = kv_idx <= q_pos\n}\n"
-        return backward(load_spec(causal), Shape(1, 2, 1, 250, 250), 2)
+        return backward(load_spec(causal), Shape(1, 2, 1, 250, 400), 2, 2)  # two CTAs share four KV tiles
     if name == "deterministic backward":
         text = "attn 1\nattention turns {\n  head_dim = 64\n  backward { deterministic = true }\n}\n"
-        return backward(load_spec(text), Shape(1, 1, 1, 128, 640), 8)
+        return backward(load_spec(text), Shape(1, 1, 1, 128, 640), 8, 4)
     return product({"product": 1, "pair's product": 2}[name])
 
 

@@ -1,7 +1,8 @@
 """The faults that are planted: in forwards and backwards of the gallery, and in products on sm_100a.
 
 Barriers of a forward, by their place behind the first: q_full 0 8, q_empty 16 24, K full 32 40, empty 48 56, V full 64
-72, empty 80 88, mailbox full 96, empty 104 (tile 128 x 128). Arrivals and waits are counted in the order of the code.
+72, empty 80 88, mailbox full 96, empty 104 (tile 128 x 128). Arrivals and waits are counted in the order of the code:
+of a backward the load warp, the reducers one after the other, the consumers.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ K_FREE, V_FREE = r"mbarrier\.arrive\.shared\.b64 .*\+48\]", r"mbarrier\.arrive\.
 Q_FREE = r"mbarrier\.arrive\.shared\.b64 .*%r210\+16\]"
 EXPECT = r"mbarrier\.arrive\.expect_tx"
 LOAD = r"cp\.async\.bulk\.tensor.*global\.tile\.mbarrier"
+# of a backward: waits, and arrivals of one lane of a warp, by their place among all
+ANY = ""
+V_FREED, K_FREED, DV_STAGED = 3, 4, 12
+DS_FREED, DS_THERE, SLOT_FREED, TOLD = 28, 29, 33, 35
+ONE_LANE = r"@%p\d+ mbarrier\.arrive"
+TOLD_READ, DS_WRITTEN, V_READ, K_READ = 8, 9, 17, 20
 FENCE, COMMIT, WAIT = r"wgmma\.fence", r"wgmma\.commit_group", r"wgmma\.wait_group"
 
 
@@ -47,9 +54,14 @@ PLANTED = (
     fault("mailbox-not-rung", F, "deadlock", "the next tile's number is written, and never signalled", "deadlock",
           drop(r"mbarrier\.arrive\.shared\.b64 .*\+96\]")),
     fault("ds-not-signalled", B, "deadlock", "one warpgroup never says that its dS is there", "deadlock",
-          drop(r"@%p\d+ mbarrier\.arrive", 0, MAIN)),
+          drop(ONE_LANE, DS_WRITTEN, MAIN)),
+    fault("k-tile-not-given-back", B, "deadlock", "a consumer never says that it has read a KV tile's K", "deadlock",
+          drop(ONE_LANE, K_READ, MAIN)),
+    fault("walk-not-given-back", B, "deadlock", "consumers never say that they know their KV tile",
+          "deadlock, barrier-unfinished",
+          drop(ONE_LANE, TOLD_READ, MAIN)),
     fault("dq-not-given-back", B, "deadlock", "the warp that adds up dQ never frees its buffer", "deadlock",
-          drop(r"mbarrier\.arrive\.shared\.b64.*\+136\]", 0, MAIN)),
+          drop(r"mbarrier\.arrive\.shared\.b64 %rd\d+, \[%r\d+\], ", 0, MAIN)),
     fault("turn-never-counted", D, "deadlock", "dQ's turn counter is not increased", "livelock, deadlock",
           drop(r"atom\.global\.release\.add", 1)),
 
@@ -109,12 +121,24 @@ PLANTED = (
           "missing-proxy-fence", drop(r"fence\.proxy\.async\.shared", 2, MAIN)),
     fault("dkv-no-proxy-fence", B, "missing proxy fence", "dK and dV are written and stored without a fence",
           "missing-proxy-fence", drop(r"fence\.proxy\.async\.shared", -1, MAIN)),
-    fault("dkv-no-barrier", B, "missing barrier before a TMA store", "one warp stores dK while others still write it",
-          "race", drop(r"bar\.sync\s+1, 256", -1, MAIN)),
+    fault("dv-not-staged", B, "missing barrier before a TMA store", "dV is stored while warps still write it",
+          "race, uninitialised-read", skip_wait(ANY, DV_STAGED, MAIN)),
+    fault("slot-not-free", B, "overwritten while read", "dV is staged where dQ is still added up from", "race",
+          skip_wait(ANY, SLOT_FREED, MAIN)),
+    fault("slot-of-k", B, "wrong address", "dK is stored from the bytes of K", f"race, {NUMBERS}",
+          sub(r"(tensor\.4d\.global\.shared::cta.*\}\], )\[%r\d+\], ", r"\1[%r1+2048], ", 2, MAIN)),
+    fault("k-tile-not-free", B, "overwritten while read", "the next KV tile's K lands while this one's is read",
+          "race, barrier-over-arrival", skip_wait(ANY, K_FREED, MAIN)),
+    fault("v-tile-not-free", B, "overwritten while read", "the next KV tile's V lands while this one's is read",
+          "race, barrier-over-arrival", skip_wait(ANY, V_FREED, MAIN)),
+    fault("v-given-back-early", B, "overwritten while read", "V is given back before a KV tile's steps", "race",
+          early(ONE_LANE, r"wgmma\.fence", V_READ, 0, MAIN, at="%r1+24")),
+    fault("walk-not-waited-for", B, "race, generic", "consumers read the next KV tile before it is told",
+          "race, uninitialised-read", skip_wait(ANY, TOLD, MAIN)),
     fault("ds-not-waited-for", B, "race", "the GEMM of dQ does not wait for the other warpgroup's dS",
-          "race, uninitialised-read", skip_wait("%r993", 0, MAIN)),
+          "race, uninitialised-read", skip_wait(ANY, DS_THERE, MAIN)),
     fault("ds-not-free", B, "overwritten while read", "dS is overwritten while the GEMM of dQ reads it", "race",
-          skip_wait("%r949", 0, MAIN)),
+          skip_wait(ANY, DS_FREED, MAIN)),
     fault("dq-given-back-early", B, "overwritten while read",
           "dQ's buffer is given back while the bulk reduction reads it", "race",
           drop(r"cp\.async\.bulk\.wait_group\.read", 0, MAIN)),
@@ -174,8 +198,8 @@ PLANTED = (
     fault("o-not-committed", F, "unwaited at exit", "the store of O belongs to no group, and no wait covers it",
           "async-in-flight, race", drop(r"cp\.async\.bulk\.commit_group")),
     fault("dkv-not-waited-for", B, "unwaited at exit",
-          "the CTA ends while the stores of dK and dV read shared memory", "async-in-flight",
-          drop(r"cp\.async\.bulk\.wait_group\.read", -1, MAIN)),
+          "the CTA ends while the store of dK reads shared memory", "async-in-flight, race",
+          drop(r"cp\.async\.bulk\.wait_group\.read", -1, MAIN), drop(r"cp\.async\.bulk\.wait_group\s", -1, MAIN)),
     fault("k-loaded-for-nobody", F, "unreleased at exit", "the producer loads a Q that nobody waits for",
           "unwaited-data, barrier-unfinished, deadlock, race", skip_wait(r"%r210")),
     fault("main-not-after-prepare", B, "missing griddepcontrol.wait",
@@ -186,6 +210,8 @@ PLANTED = (
           drop(r"griddepcontrol\.wait", 0, FINISH)),
 
     # --- numbers
+    fault("tile-skipped", B, "wrong state", "every other KV tile is handed out to nobody", NUMBERS,
+          sub(r"(atom\.global\.add\.u32.*), 1;", r"\1, 2;", 0, MAIN)),
     fault("finish-wrong-lane", B, "wrong lane", "finish: a row's last exchange is with the wrong lane", NUMBERS,
           sub(r"(shfl\.sync\.bfly\.b32\s.*), 2, ", r"\1, 1, ", 0, FINISH)),
     fault("swizzle-64", F, "wrong descriptor", "K's descriptor names the 64-byte swizzle", NUMBERS,
