@@ -111,9 +111,9 @@ class Kernel:
         delta = ((do_ * o_).sum(-1) - dlse).unsqueeze(-1)
         dz = p * (do_ @ v_.transpose(-1, -2) - delta)
         ds = dz * evaluate(form.slope, env, tensors, clamp=True) * scale
-        self._write(dq, "q", ds @ k_, 1)
-        self._write(dk, "k", ds.transpose(-1, -2) @ q_, group)
-        self._write(dv, "v", p.transpose(-1, -2) @ do_, group)
+        self._write(dq, "q", ds @ k_)
+        self._write(dk, "k", ds.transpose(-1, -2) @ q_)
+        self._write(dv, "v", p.transpose(-1, -2) @ do_)
         for c, buffer in zip(contributions(spec, self.wanted), extra, strict=True):
             if c.kind is GradientKind.SINK:
                 sink = torch.broadcast_to(evaluate(spec.sink, env, tensors, clamp=True), delta.shape)
@@ -127,11 +127,12 @@ class Kernel:
             else:
                 self._reduce(c, buffer, pairs, env, tensors)
 
-    def _write(self, out: Any, name: str, value: Any, group: int) -> None:
+    def _write(self, out: Any, name: str, value: Any) -> None:
+        """Sums over the query heads that share a head of `out`, as a kernel writes them."""
         if name in self.wanted:
-            b, h, n, d = value.shape
-            value = value.view(b, h // group, group, n, d).sum(2)
-            out.copy_(value if self.spec.layout is Layout.BHSD else value.transpose(1, 2))
+            heads_first = self.spec.layout is Layout.BHSD
+            value = value.unflatten(1, (out.shape[1 if heads_first else 2], -1)).sum(2)
+            out.copy_(value if heads_first else value.transpose(1, 2))
 
     def _reduce(self, c: Any, buffer: Any, pairs: Any, env: Any, tensors: Any) -> None:
         """Element by element into the buffer, wherever its strides put an element, as atomic additions do."""
