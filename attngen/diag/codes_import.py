@@ -10,8 +10,8 @@ IMPORT: tuple[Code, ...] = (
         "untraceable-operation",
         "a traced function uses an operation that the language does not have",
         "from_flex runs the function once on stand-ins and writes down what torch computes on them. A spec has "
-        "arithmetic, comparisons, where, exp, log, sqrt, tanh, sigmoid, floor, abs, minimum, maximum, and loads from captured "
-        "tensors.\n"
+        "arithmetic, comparisons, where, exp, log, sqrt, tanh, sigmoid, floor, abs, minimum, maximum, and loads "
+        "from captured tensors.\n"
         "\n"
         "    def score_mod(score, b, h, q_idx, kv_idx):\n"
         "        return score + torch.sin(q_idx - kv_idx)       # no sine in a spec\n"

@@ -21,8 +21,8 @@ def function(mask: Any) -> tuple[Mod, dict[str, int]]:
     if not isinstance(mask, BlockMask):
         raise refused("block_mask", f"is a {type(mask).__name__}", "pass what create_block_mask returned")
     mod: Mod | None = mask.mask_mod
-    if mod is None:
-        raise refused("block_mask", "has lost its mask_mod", "take it before it was sliced, or give mask_mod")
+    if mod is None or getattr(mod, "__name__", "") == "_sliced_mask_mod_error":
+        raise refused("block_mask", "has lost its mask_mod", "import it before it is sliced, or give mask_mod")
     seqlen_q, seqlen_kv = mask.seq_lengths
     sizes = {"seqlen_q": int(seqlen_q), "seqlen_kv": int(seqlen_kv)}
     return (mod if _redundant(mask, mod) else _listed(mask, mod)), sizes

@@ -210,6 +210,10 @@ def _scaled(fn: str, by: float) -> Callable[[Value], Value]:
     return lambda a: call("mul", arithmetic(fn, a), literal(by))
 
 
+def _log_sigmoid(a: Value) -> Value:
+    return call("neg", call("softplus", call("neg", as_float(a))))
+
+
 _LN2 = math.log(2.0)
 ONE: dict[str, Callable[[Value], Value]] = {
     "neg": _one("neg"), "negative": _one("neg"), "positive": as_number,
@@ -220,7 +224,7 @@ ONE: dict[str, Callable[[Value], Value]] = {
     "sqrt": _one("sqrt"), "rsqrt": lambda a: call("div", literal(1.0), arithmetic("sqrt", a)),
     "square": lambda a: arithmetic("mul", a, a), "reciprocal": lambda a: arithmetic("div", literal(1.0), a),
     "tanh": _one("tanh"), "sigmoid": _one("sigmoid"), "expit": _one("sigmoid"),
-    "logsigmoid": lambda a: call("neg", call("softplus", arithmetic("neg", as_float(a)))),
+    "logsigmoid": _log_sigmoid, "log_sigmoid": _log_sigmoid,
     "relu": lambda a: most(a, literal(0.0 if a.type is Type.FLOAT else 0)),
     "silu": lambda a: mul(as_float(a), arithmetic("sigmoid", a)),
     "floor": rounded_down, "ceil": lambda a: a if a.type is Type.INT else call("neg", call("floor", call("neg", a))),

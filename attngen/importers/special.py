@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 #: Methods and attributes that say something about a tensor, not about its values.
 QUERIES = frozenset(
-    ("dim", "ndimension", "size", "numel", "nelement", "element_size", "is_floating_point", "is_complex", "get_device")
-    + ("is_contiguous", "stride", "is_signed")
+    {"dim", "ndimension", "size", "numel", "nelement", "element_size", "is_floating_point", "is_complex", "is_signed"}
+    | {"get_device", "is_contiguous", "stride"}
 )
 ATTRIBUTES = frozenset(("dtype", "device", "shape", "ndim", "requires_grad", "is_cuda", "is_cpu", "layout", "is_leaf"))
-#: Calls by which Python asks for a number that a trace does not have.
+#: Calls by which Python asks for a value that a trace does not have.
 PYTHON = frozenset(
-    (
+    {
         "python bool",
         "python int",
         "python float",
@@ -35,8 +35,8 @@ PYTHON = frozenset(
         "contains",
         "format",
         "repr",
-    )
-    + ("str", "item", "tolist", "numpy", "array", "is_nonzero", "equal", "allclose", "deepcopy", "reduce_ex")
+    }
+    | {"str", "item", "tolist", "numpy", "array", "is_nonzero", "equal", "allclose", "deepcopy", "reduce_ex"}
 )
 _PRINTS = ("format", "repr", "str")
 

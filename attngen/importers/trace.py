@@ -90,10 +90,12 @@ class Trace(TorchFunctionMode):
         row = special.ROWS.get(name)
         if row is not None:
             return self._made(row(self, *args, **kwargs))
+        one, two = ops.ONE.get(name), ops.TWO.get(name)
+        if one is None and two is None:
+            raise special.unknown(special.shown(name))
         kwargs = {k: v for k, v in kwargs.items() if not special.harmless(k, v)}
         values = [self.value(x) for x in (*args, *(kwargs.pop(k) for k in ("input", "other") if k in kwargs))]
-        one, two = ops.ONE.get(name), ops.TWO.get(name)
-        if kwargs and (one or two):
+        if kwargs:
             raise special.unknown(f"{name}({next(iter(kwargs))}=…)")
         if one is not None and len(values) == 1:
             return standin(one(values[0]))
