@@ -62,7 +62,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "5a31e5309c94fe1ff6a6a4363a59dfa48706a3e9b0f254f9d409909ca7c8bff2",
-    "body_sha256": "6f9f3b66c76e77eddc9efd2532064bd687e9400bcee6ed951663eb69dbfd8bb4",
+    "body_sha256": "02936be2a1812406a5d1693e4d047215786fe4078820ddbf39e135917cd3a75e",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -349,6 +349,7 @@ class AttentionBackward:
         self.dq_columns = columns if self.dq_by_rows else columns // self.dq_parts
         # Where dQ's columns are shared out, a warpgroup's part of K is whole swizzles.
         self.k_columns = HEAD_DIM_QK if self.dq_transposed else self.dq_columns
+        self.box_columns = next(c for c in (64, 32, 16, 8) if self.k_columns % c == 0)  # K is loaded swizzle by swizzle
         # Warpgroups side by side in the GEMMs that keys are rows of.
         self.owners = (1, 1)
         self.dq_words = plan.tile_m * HEAD_DIM_QK // self.dq_parts  # of a dQ tile, a warpgroup
@@ -391,9 +392,9 @@ class AttentionBackward:
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         tma_q, tma_mQ = tma(load, mQ, layout_q, tile_m, HEAD_DIM_QK)
         tma_do, tma_mdO = tma(load, mdO, layout_do, tile_m, HEAD_DIM_V)
-        tma_k, tma_mK = tma(load, mK, layout_k, tile_n, HEAD_DIM_QK)
+        layout_boxes = self.smem_layout(tile_n, self.box_columns, HEAD_DIM_QK // self.box_columns, self.k_columns)
+        tma_k, tma_mK = tma(load, mK, layout_boxes, tile_n, self.box_columns)
         tma_v, tma_mV = tma(load, mV, layout_v, tile_n, HEAD_DIM_V)
-        tma_peer_k, tma_mPeerK = tma(load, mK, layout_peer_k, tile_n, HEAD_DIM_QK // 2)
         tma_dk, tma_mdK = tma(store, mdK, layout_k, tile_n, HEAD_DIM_QK)
         tma_dv, tma_mdV = tma(store, mdV, layout_v, tile_n, HEAD_DIM_V)
 
@@ -454,8 +455,8 @@ class AttentionBackward:
         )
         kernel(
             tma_q, tma_mQ, tma_k, tma_mK, tma_v, tma_mV, tma_do, tma_mdO, tma_dk, tma_mdK, tma_dv, tma_mdV, workspace,
-            mma_s, mma_dv, mma_dk, mma_dq, tma_peer_k, tma_mPeerK,
-            layout_q, layout_do, layout_k, layout_v, layout_ds, layout_peer_k,
+            mma_s, mma_dv, mma_dk, mma_dq,
+            layout_q, layout_do, layout_k, layout_v, layout_ds, layout_peer_k, layout_boxes,
             softmax_scale, m_blocks, n_blocks, group_pairs, q_tiles, kv_tiles,
             cap,
             keys,
@@ -590,14 +591,13 @@ class AttentionBackward:
         mma_dv: cute.TiledMma,
         mma_dk: cute.TiledMma,
         mma_dq: cute.TiledMma,
-        tma_peer_k: cute.CopyAtom,
-        mPeerK: cute.Tensor,
         layout_q: cute.ComposedLayout,
         layout_do: cute.ComposedLayout,
         layout_k: cute.ComposedLayout,
         layout_v: cute.ComposedLayout,
         layout_ds: cute.ComposedLayout,
         layout_peer_k: cute.ComposedLayout,
+        layout_boxes: cute.ComposedLayout,
         softmax_scale: Float32,
         m_blocks: Int32,
         n_blocks: Int32,
@@ -644,7 +644,7 @@ class AttentionBackward:
             mQ=mQ, mK=mK, mV=mV, mdO=mdO, mdK=mdK, mdV=mdV, sQ=sQ, sK=sK, sV=sV, sdO=sdO, sdS=sdS,
             sLSE=storage.sLSE.get_tensor(cute.make_layout((self.tile_m, plan.q_stages))),
             sD=storage.sD.get_tensor(cute.make_layout((self.tile_m, plan.do_stages))),
-            tma_peer_k=tma_peer_k, mPeerK=mPeerK, sPeerK=sPeerK,
+            sPeerK=sPeerK, boxes=[cute.make_tensor(x.iterator, layout_boxes.outer) for x in (sK, sPeerK)],
             rank=cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()),  # of the two CTAs
             ticket=storage.ticket.get_tensor(cute.make_layout(1)),
             sP=storage.sP.data_ptr(),
@@ -668,7 +668,7 @@ class AttentionBackward:
         bars += 2 * P_STAGES
         rings.peer_k, rings.ticket = Ring(bars, bars + 1, 1), Ring(bars + 2, bars + 3, 1)
         if warp_idx == 0:
-            for atom in (tma_q, tma_k, tma_peer_k, tma_v, tma_do, tma_dk, tma_dv):
+            for atom in (tma_q, tma_k, tma_v, tma_do, tma_dk, tma_dv):
                 cpasync.prefetch_descriptor(atom)
             with cute.arch.elect_one():
                 for ring in (rings.k, rings.v, rings.peer_k, rings.ticket):
@@ -857,21 +857,25 @@ class AttentionBackward:
     def load_kv(self, t, rings, j: Int32, n_block: Int32, h_kv: Int32, b: Int32):
         """V and K of a KV tile, in the order in which those of the tile before die."""
         whole = cute.make_layout(1)
-        own, other = 2 * n_block + t.rank, 2 * n_block + (t.rank ^ 1)
-        for ring, tma, mX, sX, columns, place, wanted in (
-            (rings.v, t.tma_v, t.mV, t.sV, HEAD_DIM_V, (own, 0), True),
-            (rings.k, t.tma_k, t.mK, t.sK, HEAD_DIM_QK, (own, 0), True),
-            (rings.peer_k, t.tma_peer_k, t.mPeerK, t.sPeerK, HEAD_DIM_QK // 2, (other, t.rank), self.wants_dq),
+        own, half, width = 2 * n_block + t.rank, HEAD_DIM_QK // 2, self.box_columns
+        gV = cute.local_tile(t.mV[None, None, h_kv, b], (self.keys, HEAD_DIM_V), (None, 0))
+        tVsV, tVgV = cpasync.tma_partition(t.tma_v, 0, whole, cute.group_modes(t.sV, 0, 2), cute.group_modes(gV, 0, 2))
+        rings.v.wait_free(j)
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(rings.v.full, self.keys * HEAD_DIM_V * ELEMENT_BYTES)
+        cute.copy(t.tma_v, tVgV[None, own], tVsV[None, 0], tma_bar_ptr=rings.v.full)
+        gK = cute.group_modes(cute.local_tile(t.mK[None, None, h_kv, b], (self.keys, width), (None, None)), 0, 2)
+        for ring, sK, columns, row, first, wanted in (
+            (rings.k, t.boxes[0], HEAD_DIM_QK, own, 0, True),
+            (rings.peer_k, t.boxes[1], half, own ^ 1, t.rank * (half // width), self.wants_dq),  # half of the other's
         ):
             if const_expr(wanted):
-                gX = cute.local_tile(mX[None, None, h_kv, b], (self.keys, columns), (None, None))
-                tXsX, tXgX = cpasync.tma_partition(
-                    tma, 0, whole, cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2)
-                )
+                tKsK, tKgK = cpasync.tma_partition(t.tma_k, 0, whole, cute.group_modes(sK, 0, 2), gK)
                 ring.wait_free(j)
                 with cute.arch.elect_one():
                     cute.arch.mbarrier_arrive_and_expect_tx(ring.full, self.keys * columns * ELEMENT_BYTES)
-                cute.copy(tma, tXgX[None, place[0], place[1]], tXsX[None, 0], tma_bar_ptr=ring.full)
+                for box in cutlass.range(columns // width, unroll=1):
+                    cute.copy(t.tma_k, tKgK[None, row, first + box], tKsK[None, box], tma_bar_ptr=ring.full)
 
     @cute.jit
     def load_step(self, p, t, rings, i: Int32, m_block: Int32, h: Int32, b: Int32, masked: Int32):

@@ -135,8 +135,10 @@ def wanted(plan_set: BackwardPlanSet) -> Events:
         methods["next_tile"] = _count("handed_out atomic_add relaxed gpu")
     methods["tell"] = _count("rings.walk wait_free", "rings.walk.full arrive")
     methods["told"] = _count("rings.walk wait", "warp sync", "rings.walk.empty arrive")
-    loaded = "rings.v, rings.k, rings.peer_k" if splits else "rings.v, rings.k"
+    loaded = "rings.k, rings.peer_k" if splits else "rings.v, rings.k"
     methods["load_kv"] = _count(f"ring of {loaded}", "ring wait_free", "ring.full announce", "ring.full load")
+    if splits:
+        methods["load_kv"] += _count("rings.v wait_free", "rings.v.full announce", "rings.v.full load")
     methods["load_step"] = _count("ring of rings.q, rings.do", "ring wait_free", "ring.full announce")
     methods["load_step"] += _count("ring.full load", "ring.full load")
     found = {f"AttentionBackward.{name}": calls for name, calls in methods.items()}
