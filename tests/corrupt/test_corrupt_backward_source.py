@@ -249,8 +249,8 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
         f"{M}.front: `wgmma fence` stands 1 times, the ledger asks for 2",
     ),
     "dP not waited for": (
-        "plain", "            warpgroup.wait_group(0)\n        if self.wants_ds:\n            self.score_gradient",
-        "            pass\n        if self.wants_ds:\n            self.score_gradient",
+        "plain", "            warpgroup.wait_group(0)\n        if first:\n            self.let_second_start",
+        "            pass\n        if first:\n            self.let_second_start",
         f"{M}.front: `wgmma wait 0` stands",
     ),
     "second never starts": (
