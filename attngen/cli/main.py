@@ -19,6 +19,7 @@ from attngen.cli.completion import completion
 from attngen.cli.doctor import doctor
 from attngen.cli.explain import explain
 from attngen.cli.fmt import fmt
+from attngen.cli.import_ import import_
 from attngen.cli.regen import regen
 from attngen.cli.run import run
 
@@ -84,6 +85,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "compile": compile_,
     "check": check,
     "fmt": fmt,
+    "import": import_,
     "explain": explain,
     "run": run,
     "bench": bench,
