@@ -26,6 +26,8 @@ class Captures:
     def _walk(self, value: object, name: str, depth: int) -> None:
         if isinstance(value, torch.Tensor):
             self.tensors.setdefault(id(value), (value, name))
+        elif type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
+            self._walk(value.item(), name, depth)  # type: ignore[attr-defined]
         elif isinstance(value, Number):
             self.numbers.setdefault(name, set()).add(value)
         elif isinstance(value, str | bytes | ModuleType | type) or depth >= _DEEPEST:
@@ -111,7 +113,8 @@ class _Rebinding:
         self.done: dict[int, tuple[object, Any]] = {}
 
     def entry(self, name: str, value: object) -> Any:
-        return self.table[name] if name in self.table and isinstance(value, Number) else self.of(value)
+        number = isinstance(value, Number) or type(value).__module__ == "numpy"
+        return self.table[name] if name in self.table and number else self.of(value)
 
     def of(self, value: Any) -> Any:
         if id(value) in self.done:

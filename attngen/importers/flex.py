@@ -16,10 +16,12 @@ from attngen.importers.capture import Captures, rebound
 from attngen.importers.imported import Imported, identifier, refused
 from attngen.importers.trace import Trace, standin
 from attngen.importers.value import FALSE, TRUE, Value, as_float, both, dead_of, negated
-from attngen.ir.expr import Atom, Expr, Param, atom
+from attngen.ir.expr import Atom, Const, Expr, Param, atom, params_of, walk
 from attngen.ir.spec import ParamDecl
-from attngen.ir.types import Type
+from attngen.ir.types import KNOWN_DIMS, Type
 
+#: Constants from here down are masks in disguise.
+_VERY_NEGATIVE = -1e4
 _INDICES = ("b", "h", "q_idx", "kv_idx")
 
 
@@ -73,6 +75,8 @@ def from_flex(
             raise refused("block_mask", "given beside mask_mod", "give one of them: a BlockMask holds its mask_mod")
         mask_mod, extents = lists.function(block_mask)
         sizes = {**extents, **(sizes or {})}
+    for axis in {*(sizes or {})} - {*KNOWN_DIMS}:
+        raise refused(f"sizes: `{axis}`", "is no axis", f"the axes are {', '.join(KNOWN_DIMS)}")
     captures = Captures(score_mod, mask_mod)
     trace = Trace(captures)
     table = _params(trace, captures, params)
@@ -85,6 +89,12 @@ def from_flex(
     if score_mod is not None:
         score = as_float(trace.run(score_mod, "score_mod", {"score": atom("s"), **indices}))
         mask = both(mask, negated(dead_of(score)))
+    _used(trace, table, mask.expr, score.expr)
+    if any(isinstance(n, Const) and n.type is Type.FLOAT and n.value <= _VERY_NEGATIVE for n in walk(score.expr)):
+        trace.note(
+            "a large negative score hides a key, and every tile is still computed: -inf in its place, or a mask_mod, "
+            "takes keys out, and rows that keep nothing become 0"
+        )
     return _finished(
         trace,
         name or _name_of(mask_mod, score_mod),
@@ -135,6 +145,18 @@ def _params(
         trace.add_param(ParamDecl(name=word, type=kind, default=value, minimum=low, maximum=high), value)
         table[captured] = standin(Value(Param(type=kind, name=word)))
     return table
+
+
+def _used(trace: Trace, table: Mapping[str, object], *expressions: Expr) -> None:
+    """A number that could not be replaced (it is an attribute of an object, say) is no param."""
+    read = frozenset().union(*(params_of(e) for e in expressions))
+    for captured, decl in zip(table, trace.params.values(), strict=False):
+        if decl.name not in read:
+            raise refused(
+                f"params: `{captured}`",
+                "the traced expressions do not read it as a variable",
+                "capture it by its own name (`window = config.window` outside the function), or leave it a constant",
+            )
 
 
 def _kind(value: object) -> Type:

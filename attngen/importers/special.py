@@ -88,6 +88,8 @@ def data_dependent(name: str, at: Span | None) -> Untraceable:
     if name not in ("python bool", "is_nonzero"):
         word = name.removeprefix("python ")
         mend = "keep to tensor operations: `.to(torch.int32)` converts, torch's functions replace math's"
+        if word in ("index", "array"):
+            mend = "make captured lists and arrays torch tensors, which can be indexed; a loop needs a Python number"
         return Untraceable("E0702", f"`{word}` asks for the value of a traced tensor", mend, notes=(why,))
     if "min(" in text or "max(" in text:
         mend = "write torch.minimum and torch.maximum in place of min and max"

@@ -18,7 +18,7 @@ from attngen.importers import index, ops, place, special
 from attngen.importers.capture import Captures
 from attngen.importers.imported import declared, identifier
 from attngen.importers.value import Untraceable, Value, literal
-from attngen.ir.expr import Expr, Param, const
+from attngen.ir.expr import Expr, Load, Param, const
 from attngen.ir.spec import ParamDecl
 from attngen.ir.types import DType, Type
 
@@ -131,6 +131,8 @@ class Trace(TorchFunctionMode):
             return x.traced
         if isinstance(x, torch.Tensor):
             return self._scalar(x)
+        if type(x).__module__ == "numpy" and getattr(x, "ndim", 1) == 0:
+            x = x.item()  # type: ignore[attr-defined]
         if isinstance(x, bool | int | float):
             return literal(x)
         raise Untraceable("E0701", f"an operand of type {type(x).__name__}", "use numbers and tensors")
@@ -169,8 +171,6 @@ class Trace(TorchFunctionMode):
 
     def _load(self, x: torch.Tensor, name: str, indices: tuple[Expr, ...], key: torch.Tensor | None = None) -> Value:
         """One element, the tensor declared when it is first read. `key`: the object that stands for it."""
-        from attngen.ir.expr import Load
-
         key = x if key is None else key
         if id(key) not in self._names:
             word = self._declare(key, name, "captured")

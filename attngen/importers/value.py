@@ -168,9 +168,9 @@ def choose(test: Value, then: Value, other: Value) -> Value:
             then, other = as_float(then), as_float(other)
     if test.expr in (TRUE, FALSE):
         return then if test.expr == TRUE else other
-    dead = either(both(test, dead_of(then)), both(negated(test), dead_of(other)))
     if gone(then):
-        return with_dead(alive(other), dead)
+        return with_dead(alive(other), either(test, dead_of(other)))
     if gone(other):
-        return with_dead(alive(then), dead)
+        return with_dead(alive(then), either(negated(test), dead_of(then)))
+    dead = either(both(test, dead_of(then)), both(negated(test), dead_of(other)))
     return with_dead(call("where", test, alive(then), alive(other)), dead)

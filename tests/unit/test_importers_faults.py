@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,7 +61,9 @@ CASES: tuple[tuple[str, Mod, str, str, str], ...] = (
     ("E0702", lambda s, b, h, q, k: s + q.item(), "q.item()", "`item`", "tensor operations"),
     ("E0702", lambda s, b, h, q, k: s + int(q), "int(q)", "`int`", "tensor operations"),
     ("E0702", lambda s, b, h, q, k: s + math.exp(s), "math.exp(s)", "`float`", "torch's functions replace math's"),
-    ("E0702", lambda s, b, h, q, k: s + sum(range(q)), "range(q)", "`index`", "tensor operations"),
+    ("E0702", lambda s, b, h, q, k: s + sum(range(q)), "range(q)", "`index`", "a Python number"),
+    ("E0702", lambda s, b, h, q, k: s + [1.0, 2.0][q], "[1.0, 2.0][q]", "`index`", "torch tensors"),
+    ("E0702", lambda s, b, h, q, k: s + ROW.numpy()[q], "ROW.numpy()[q]", "`array`", "torch tensors"),
     ("E0702", lambda s, b, h, q, k: print(s), "print(s)", "printed", "remove"),
     ("E0702", lambda s, b, h, q, k: f"{q}", "{q}", "printed", "remove"),
     ("E0703", lambda s, b, h, q, k: s.add_(1), "s.add_(1)", "in place", "x = x + 1"),
@@ -147,6 +150,10 @@ def test_params_and_promises_that_name_nothing() -> None:
     assert "did you mean `STEP`?" in fault(mask=mod, params=["STEPS"]).helps[0]
     assert fault(mask=mod, sorted=["doc"]).code == "E0706"
     assert "no field `least`" in fault(mask=mod, params={"STEP": {"least": 1}}).message
+    config = SimpleNamespace(window=4)
+    held = fault(mask=lambda b, h, q, k: q - k < config.window, params=["window"])
+    assert "do not read it" in held.message and "config.window" in held.helps[0]
+    assert "`Sq`: is no axis" in fault(mask=mod, sizes={"Sq": 4}).message
     both = flex.and_masks(functools.partial(lambda b, h, q, k, n: q - k < n, n=1), lambda b, h, q, k, n=2: k - q < n)
     assert "several values" in fault(mask=both, params=["n"]).message
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -442,3 +443,21 @@ def test_a_trace_leaves_nothing_behind() -> None:
         attngen.from_flex(lambda s, b, h, q, k: s + torch.sin(s), head_dim=64)
     assert torch.sin(torch.zeros(())).item() == 0.0
     assert torch.overrides._get_current_function_mode_stack() == []
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    width, factor = np.int64(7), np.float32(0.25)
+    found = same(lambda s, b, h, q, k: s * factor, lambda b, h, q, k: q - k < width, params=["width"])
+    assert found.params == {"width": 7}
+
+
+def test_a_large_negative_score_is_noted() -> None:
+    (note,) = same(lambda s, b, h, q, k: torch.where(q >= k, s, -1e9)).notes
+    assert "large negative score" in note
+    assert same(lambda s, b, h, q, k: torch.where(q >= k, s, -float("inf"))).notes == ()
+
+
+def test_rounding_that_is_left_out_is_noted() -> None:
+    found = attngen.from_flex(lambda s, b, h, q, k: s.to(torch.bfloat16) + BIAS.half()[h, q, k], head_dim=8)
+    assert len(found.notes) == 1 and "bfloat16" in found.notes[0]
+    assert found.spec.tensors[0].dtype.value == "fp16"

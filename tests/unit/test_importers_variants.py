@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,14 @@ import torch
 from torch.nn.attention.flex_attention import and_masks, or_masks
 
 import attngen
+from attngen import samples
+from attngen.bench.flex import mods
+from attngen.ir.expr import atom
+from attngen.ir.spec import AttentionSpec
+from attngen.ir.types import Normalizer
+from attngen.ref.dense import attention
 from attngen.ref.evaluate import evaluate
+from attngen.syntax import load_all
 
 Mask = Callable[[Any, Any, Any, Any], Any]
 
@@ -145,3 +154,46 @@ CASES: dict[str, tuple[int, Mask, int, int]] = {
 def test_kept_pairs(name: str) -> None:
     pairs, mask, seqlen_q, seqlen_kv = CASES[name]
     assert count(mask, seqlen_q, seqlen_kv) == pairs
+
+
+# -- examples, through FlexAttention and back --------------------------------------------------------------------------
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SHAPE = samples.Shape(batch=2, heads_q=4, heads_kv=2, seqlen_q=21, seqlen_kv=40)
+
+
+def scored(spec: AttentionSpec) -> AttentionSpec:
+    """What FlexAttention has words for: mask and score."""
+    return spec.replace(sink=None, epilogue=atom("o"), normalizer=Normalizer.SOFTMAX, head_dim_qk=8, head_dim_v=8)
+
+
+SPECS = [
+    scored(spec)
+    for path in sorted(EXAMPLES.glob("*.attn"))
+    for spec in load_all(path)
+    if not spec.branches and not spec.segments and spec.v_view_start is None and spec.block_sparse is None
+]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_examples_come_back(spec: AttentionSpec) -> None:
+    """A spec printed as FlexAttention's functions and traced again means the same."""
+    params, tensors = samples.params(spec), samples.tensors(spec, SHAPE)
+    cell = SimpleNamespace(spec=spec, **vars_of(SHAPE))
+    mask, score = mods(SimpleNamespace(cell=cell, params=params, tensors=tensors))  # type: ignore[arg-type]
+    numbers = [f"p_{n}" for n in params if f"p_{n}" in read_by(mask) | read_by(score)]
+    found = attngen.from_flex(score, mask, head_dim=8, params=numbers)
+    q, k, v = samples.qkv(spec, SHAPE, dtype=torch.float64)
+    want = attention(spec, q, k, v, params, {t.name: tensors[t.name] for t in spec.tensors}, scale=0.3)
+    got = attention(found.spec, q, k, v, tensors=found.tensors, scale=0.3)
+    torch.testing.assert_close(got.o, want.o, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(got.lse, want.lse, rtol=1e-6, atol=1e-7)
+    assert len(found.spec.params) == len(numbers)
+
+
+def vars_of(shape: samples.Shape) -> dict[str, int]:
+    return {n: getattr(shape, n) for n in ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv")}
+
+
+def read_by(function: Any) -> set[str]:
+    return set() if function is None else set(function.__code__.co_names)
