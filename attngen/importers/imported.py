@@ -44,7 +44,7 @@ class Imported:
         return print_spec(self.spec)
 
 
-#: Element type of a declaration by a tensor's dtype; the values of those that map to None are converted.
+#: Element type of a declaration by a tensor's dtype; tensors of other widths are converted.
 _DTYPES = {
     "bfloat16": DType.BF16, "float16": DType.FP16, "float32": DType.F32, "float64": DType.F32,
     "int32": DType.I32, "int64": DType.I32, "int16": DType.I32, "int8": DType.I32, "uint8": DType.I32,

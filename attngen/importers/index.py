@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from attngen.importers.value import Untraceable, Value, literal
-from attngen.ir.expr import Apply, Atom, Const, Expr
+from attngen.ir.expr import Apply, Atom, Const, Expr, Load
 from attngen.ir.types import Type
 
 if TYPE_CHECKING:
@@ -33,8 +33,11 @@ def whole(base: torch.Tensor, name: str) -> View:
     return View(base, name, (None,) * base.dim())
 
 
-def indexed(view: View, key: object, value: Callable[[object], Value]) -> View:
-    """`view[key]`. Raises Untraceable (E0705) for what picks no single element along an axis."""
+def indexed(view: View, key: object, value: Callable[[object], Value], given: Mapping[str, torch.Tensor]) -> View:
+    """`view[key]`; `given` holds the tensors that indices read.
+
+    Raises: Untraceable (E0705) for what picks no single element along an axis.
+    """
     keys = list(key) if isinstance(key, tuple) else [key]
     dots = [i for i, k in enumerate(keys) if k is Ellipsis]
     if dots:
@@ -56,12 +59,12 @@ def indexed(view: View, key: object, value: Callable[[object], Value]) -> View:
                 f"`{view.name}` is indexed by {'a slice' if isinstance(k, slice) else type(k).__name__}",
                 "index each axis with one number; slice the tensor before the function captures it",
             )
-        filled[axis], note = _checked(view, axis, value(k))
+        filled[axis], note = _checked(view, axis, value(k), given)
         notes += note
     return replace(view, indices=tuple(filled), notes=tuple(notes))
 
 
-def _checked(view: View, axis: int, i: Value) -> tuple[Value, list[str]]:
+def _checked(view: View, axis: int, i: Value, given: Mapping[str, torch.Tensor]) -> tuple[Value, list[str]]:
     extent = view.base.shape[axis]
     if i.type is not Type.INT:
         raise Untraceable(
@@ -78,25 +81,29 @@ def _checked(view: View, axis: int, i: Value) -> tuple[Value, list[str]]:
                 "correct the index",
             )
         return literal(int(number) + extent * (number < 0)), []
-    if not_negative(i.expr):
+    if not_negative(i.expr, given):
         return i, []
     from attngen.syntax import print_expr
 
+    text = print_expr(i.expr)
+    shown = text if len(text) <= 60 else f"{text[:60]}…"
     return i, [
-        f"the index `{print_expr(i.expr)}` of `{view.name}` may be negative: torch then counts from the end, a spec "
+        f"the index `{shown}` of `{view.name}` may be negative: torch then counts from the end, a spec "
         "does not (an index that a kept pair needs must lie inside the tensor)"
     ]
 
 
-def not_negative(e: Expr) -> bool:
-    """Whether an int is at least 0 by its form alone."""
+def not_negative(e: Expr, given: Mapping[str, torch.Tensor]) -> bool:
+    """Whether an int is at least 0 by its form and the values that captured tensors have now."""
     if isinstance(e, Const):
         return e.value >= 0
     if isinstance(e, Atom):
         return e.name != "q_pos"
+    if isinstance(e, Load):
+        return not bool((given[e.tensor] < 0).any())
     if not isinstance(e, Apply):
         return False
-    sides = [not_negative(a) for a in e.args]
+    sides = [not_negative(a, given) for a in e.args]
     if e.fn == "mod":
         by = e.args[1]
         return isinstance(by, Const) and by.value > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -68,14 +67,20 @@ def harmless(key: str, value: object) -> bool:
 
 def unknown(what: str) -> Untraceable:
     """A function that the language does not have."""
-    known = sorted({*ops.ONE, *ops.TWO, *ROWS})
-    near = difflib.get_close_matches(what.split(".")[-1], known, n=1)
-    return Untraceable(
-        "E0701",
-        f"`{what}` has no counterpart in a spec",
+    general = (
         "compute it before the call into a tensor, and index that; or write it with exp, log, sqrt, tanh, sigmoid, "
-        "floor, abs, minimum, maximum, where and arithmetic" + (f" (`{near[0]}`?)" if near else ""),
+        "floor, abs, minimum, maximum, where and arithmetic"
     )
+    return Untraceable("E0701", f"`{what}` has no counterpart in a spec", _MENDS.get(what, general))
+
+
+_JOINED = "join conditions of one pair with `|` and `&`"
+_MENDS = {
+    "isin": "compare with each, `(q_idx == 1) | (q_idx == 2)`, or capture a bool tensor and index it",
+    "any": _JOINED,
+    "all": _JOINED,
+    "gelu": "write its tanh form, 0.5 * x * (1 + torch.tanh(0.79788456 * (x + 0.044715 * x**3)))",
+}
 
 
 def data_dependent(name: str, at: Span | None) -> Untraceable:
@@ -95,6 +100,8 @@ def data_dependent(name: str, at: Span | None) -> Untraceable:
         mend = "write torch.minimum and torch.maximum in place of min and max"
     elif any(w in f" {line} " for w in (" and ", " or ", " not ")):
         mend = "write `&`, `|` and `~` in place of and, or and not, each comparison in parentheses"
+    elif " in " in text:
+        mend = "compare with each: `(q_idx == 1) | (q_idx == 2)`"
     elif text.count("<") + text.count(">") > 1:
         mend = "write `(a <= b) & (b < c)` in place of a chain of comparisons"
     else:

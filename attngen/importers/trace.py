@@ -191,7 +191,7 @@ class Trace(TorchFunctionMode):
         if view is None:
             captured = self.captures.tensors.get(id(base))
             view = index.whole(base, captured[1] if captured else "captured")
-        view = index.indexed(view, key, self.value)
+        view = index.indexed(view, key, self.value, self.given)
         for note in view.notes:
             self.note(note)
         if view.open:

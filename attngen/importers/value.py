@@ -168,6 +168,10 @@ def choose(test: Value, then: Value, other: Value) -> Value:
             then, other = as_float(then), as_float(other)
     if test.expr in (TRUE, FALSE):
         return then if test.expr == TRUE else other
+    if then.expr in (TRUE, FALSE):
+        return either(test, other) if then.expr == TRUE else both(negated(test), other)
+    if other.expr in (TRUE, FALSE):
+        return either(negated(test), then) if other.expr == TRUE else both(test, then)
     if gone(then):
         return with_dead(alive(other), either(test, dead_of(other)))
     if gone(other):

@@ -121,7 +121,7 @@ def test_long_lines_are_cut_around_the_span() -> None:
 
 def test_codes_are_complete() -> None:
     for code, row in CODES.items():
-        assert code == row.code and re.fullmatch(r"[EW]0[1-6]\d\d", code)
+        assert code == row.code and re.fullmatch(r"[EW]0[1-7]\d\d", code)
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", row.slug), row.slug
         assert re.match(r"[a-z`]", row.summary) and not row.summary.endswith("."), code
         assert len(row.explanation) > 20

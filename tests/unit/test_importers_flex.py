@@ -255,6 +255,16 @@ def test_minus_infinity_becomes_the_mask() -> None:
     assert "mask     = kv_idx < 20 and q_idx >= kv_idx\n" in hidden.text and "score    = s * 2.0\n" in hidden.text
 
 
+def test_where_of_conditions_is_logic() -> None:
+    def text(f: Any) -> str:
+        return attngen.from_flex(mask_mod=lambda b, h, q, k: f(q > 2, k > 3), head_dim=8).text
+
+    assert "mask     = q_idx > 2 and kv_idx > 3\n" in text(lambda c, x: torch.where(c, x, torch.tensor(False)))
+    assert "mask     = q_idx <= 2 or kv_idx > 3\n" in text(lambda c, x: torch.where(c, x, True))
+    assert "mask     = q_idx > 2 or kv_idx > 3\n" in text(lambda c, x: torch.where(c, c.new_ones(()), x))
+    assert "mask     = q_idx <= 2 and kv_idx > 3\n" in text(lambda c, x: torch.where(c, False, x))
+
+
 def test_text() -> None:
     mask = flex.and_masks(causal, window, document)
     found = attngen.from_flex(softcap, mask, head_dim=128, params=["WINDOW", "CAP"], sorted=["DOC"], name="packed")
@@ -343,6 +353,8 @@ def test_an_index_that_may_be_negative_is_noted() -> None:
     assert len(found.notes) == 1 and "`q_idx - kv_idx` of `TABLE` may be negative" in found.notes[0]
     for index in (lambda q, k: (q - k) % 7, lambda q, k: (q - k).abs(), lambda q, k: torch.clamp(q - k, 0, 5)):
         assert attngen.from_flex(lambda s, b, h, q, k, i=index: s + TABLE[i(q, k), h], head_dim=8).notes == ()
+    ids = attngen.from_flex(lambda s, b, h, q, k: s + TABLE[DOC[b, q], h] + TABLE[DOC[b, k] - 1, h], head_dim=8)
+    assert len(ids.notes) == 1 and "`DOC[b, kv_idx] - 1`" in ids.notes[0]
     constant = attngen.from_flex(lambda s, b, h, q, k: s + TABLE[-1, h], head_dim=8)
     assert f"TABLE[{2 * LENGTH - 2}, h]" in constant.text
 
