@@ -14,8 +14,10 @@ import attngen
 from attngen.diag.diagnostic import AttnError
 from attngen.importers import Imported
 from attngen.importers.cudnn import alibi_slopes
+from attngen.ir.expr import tensors_of
+from attngen.passes.mask_form import mask_form
 from attngen.ref.dense import attention
-from attngen.syntax import load_spec
+from attngen.syntax import load_spec, print_expr
 
 GENERATOR = torch.Generator().manual_seed(6)
 INF = math.inf
@@ -290,6 +292,45 @@ def test_slopes_of_a_head_count_that_is_no_power_of_two() -> None:
     twelve = [2.0 ** -(h + 1) for h in range(8)] + [2.0 ** -(h + 0.5) for h in range(4)]
     torch.testing.assert_close(alibi_slopes(12), torch.tensor(twelve))
     assert alibi_slopes(1).tolist() == [2.0**-8]
+
+
+# -- what is made of them ------------------------------------------------------------------------------------------
+
+CU = torch.tensor([0, 5, 9])
+CLAUSES: list[tuple[Imported, list[tuple[str | None, str | None]]]] = [
+    (attngen.from_flash(head_dim=64, causal=True), [(None, "q_pos + 1")]),
+    (attngen.from_sdpa(head_dim=64, is_causal=True), [(None, "q_idx + 1")]),
+    (
+        attngen.from_cudnn(head_dim=64, use_padding_mask=True, seq_len_q=CU, seq_len_kv=CU, use_causal_mask=True),
+        [(None, "min(len_kv[b], q_idx + 1)")],
+    ),
+]
+
+
+@pytest.mark.parametrize("found, wanted", CLAUSES, ids=["flash", "sdpa", "cudnn"])
+def test_masks_are_intervals(found: Imported, wanted: list[tuple[str | None, str | None]]) -> None:
+    clauses = mask_form(found.spec).clauses
+    shown = [tuple(None if e is None else print_expr(e) for e in (c.lower, c.upper)) for c in clauses]
+    assert shown == wanted and all(c.residual is None for c in clauses)
+
+
+def test_packed_sequences_are_intervals() -> None:
+    found = attngen.from_flash(head_dim=64, causal=True, window_size=(5, 0), cu_seqlens_q=CU)
+    (clause,) = mask_form(found.spec).clauses
+    assert clause.residual is None and clause.lower is not None and clause.upper is not None
+    assert tensors_of(clause.lower) | tensors_of(clause.upper) == {"first_key", "end_key", "diagonal"}
+
+
+def test_built_callables_take_what_the_libraries_take() -> None:
+    q, k, v = (torch.randn(2, 30, h, 64, generator=GENERATOR).to(torch.bfloat16) for h in (4, 2, 2))
+    wide = [x.transpose(1, 2) for x in (q, k, v)]
+    want = F.scaled_dot_product_attention(*(x.float() for x in wide), is_causal=True, enable_gqa=True)
+    spec, tensors = attngen.from_flash(head_dim=64, causal=True)
+    torch.testing.assert_close(
+        attngen.build(spec)(q, k, v, **tensors).float().transpose(1, 2), want, rtol=0.02, atol=0.02
+    )
+    spec, tensors = attngen.from_sdpa(head_dim=64, is_causal=True)
+    torch.testing.assert_close(attngen.build(spec)(*wide, **tensors).float(), want, rtol=0.02, atol=0.02)
 
 
 # -- faults --------------------------------------------------------------------------------------------------------
