@@ -15,7 +15,7 @@ from attngen.importers.axes import dims_of
 from attngen.importers.capture import Captures, rebound
 from attngen.importers.imported import Imported, identifier, refused
 from attngen.importers.trace import Trace, standin
-from attngen.importers.value import FALSE, TRUE, Value, as_float, both, dead_of, negated
+from attngen.importers.value import FALSE, TRUE, Untraceable, Value, as_float, both, dead_of, negated
 from attngen.ir.expr import Atom, Const, Expr, Param, atom, params_of, walk
 from attngen.ir.spec import ParamDecl
 from attngen.ir.types import KNOWN_DIMS, Type
@@ -88,7 +88,10 @@ def from_flex(
         mask = _condition(trace.run(mask_mod, "mask_mod", indices), mask_mod)
     if score_mod is not None:
         score = as_float(trace.run(score_mod, "score_mod", {"score": atom("s"), **indices}))
-        mask = both(mask, negated(dead_of(score)))
+        try:
+            mask = both(mask, negated(dead_of(score)))
+        except Untraceable as fault:
+            raise trace.fault(fault) from None
     _used(trace, table, mask.expr, score.expr)
     if any(isinstance(n, Const) and n.type is Type.FLOAT and n.value <= _VERY_NEGATIVE for n in walk(score.expr)):
         trace.note(

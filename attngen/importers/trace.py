@@ -213,13 +213,18 @@ class Trace(TorchFunctionMode):
     def run(self, function: Any, what: str, arguments: Mapping[str, Expr]) -> Value:
         """The value of `function` at these arguments. Raises E0701 to E0705."""
         try:
-            inspect.signature(function).bind(*arguments)
+            signature = inspect.signature(function)
+            signature.bind(*arguments)
         except TypeError as fault:
+            other = {"score_mod": ("mask_mod", 4), "mask_mod": ("score_mod", 5)}[what]
+            mend = f"write `def {what}({', '.join(arguments)})`; bind what else it takes with functools.partial"
+            if callable(function) and _takes(signature, other[1]):
+                mend = f"it takes what a {other[0]} takes: pass it as {other[0]}="
             raise error(
                 "E0704",
                 f"the {what} does not take ({', '.join(arguments)}): {fault}",
                 at=place.definition(function),
-                helps=(f"write `def {what}({', '.join(arguments)})`; bind what else it takes with functools.partial",),
+                helps=(mend,),
             ) from None
         except ValueError:
             pass  # no signature to be had: the call will tell
@@ -274,6 +279,15 @@ def _custom(func: Any) -> bool:
     """Whether an operator is from a library of somebody's own, whatever its name."""
     schema = str(func) if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket) else "aten."
     return not schema.startswith(("aten.", "prims."))
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    """Whether a function can be called with `count` positional arguments."""
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
 
 
 def _described(result: object) -> str:

@@ -111,8 +111,9 @@ def test_the_innermost_function_of_the_user_is_named() -> None:
 @pytest.mark.parametrize(
     "score, mask, message, mend",
     [
-        (lambda s, b, h, q: s, None, "does not take (score, b, h, q_idx, kv_idx)", "functools.partial"),
-        (None, lambda s, b, h, q, k: q > k, "does not take (b, h, q_idx, kv_idx)", "functools.partial"),
+        (lambda s, b, h, q: s, None, "does not take (score, b, h, q_idx, kv_idx)", "as mask_mod="),
+        (None, lambda s, b, h, q, k: q > k, "does not take (b, h, q_idx, kv_idx)", "as score_mod="),
+        (lambda s, b, h, q, k, bias: s, None, "does not take (score, b, h, q_idx, kv_idx)", "functools.partial"),
         (lambda s, b, h, q, k: None, None, "returns nothing", "one number"),
         (lambda s, b, h, q, k: (s, s), None, "returns a tuple", "one number"),
         (lambda s, b, h, q, k: BIAS, None, "returns a tensor of shape (4, 8, 8)", "one number"),
@@ -125,6 +126,11 @@ def test_bad_functions(score: Any, mask: Any, message: str, mend: str) -> None:
     found = fault(score, mask)
     assert found.code == "E0704" and message in found.message and mend in found.helps[0]
     assert "lambda" in under(found) or under(found) in ("undefined", "round(s)")
+
+
+def test_what_is_no_function() -> None:
+    found = fault(mask=3)
+    assert found.code == "E0704" and "not a callable" in found.message and found.primary is None
 
 
 def test_captured_tensors_without_a_declaration() -> None:
