@@ -67,7 +67,8 @@ def test_writes_a_spec(attngen, masks, tmp_path):
 def test_stdout_and_block_masks(attngen, masks):
     done = attngen("import", f"{masks}:blocks", "--head-dim", 64)
     assert done.code == 0 and done.err == ""
-    assert done.out == "attn 1\n\nattention causal {\n  head_dim = 64\n  layout   = bhsd\n  mask     = q_idx >= kv_idx\n}\n"
+    body = "  head_dim = 64\n  layout   = bhsd\n  mask     = q_idx >= kv_idx\n"
+    assert done.out == f"attn 1\n\nattention causal {{\n{body}}}\n"
 
 
 def test_modules_by_name(process, masks):
