@@ -63,6 +63,7 @@ def _plan_meta(p: BackwardPlan) -> dict[str, Any]:
         "name": p.name,
         "tile_m": p.compute.tile_m,
         "tile_n": p.compute.tile_n,
+        "cluster": p.launch.cluster[0],
         "threads": p.launch.threads,
         "smem_bytes": p.memory.smem_bytes,
         "workspace_per_tile": p.memory.workspace_per_tile,

@@ -45,8 +45,9 @@ class Variant:
 
     functions: tuple[Any, ...]
     tile_m: tuple[int, ...]
-    #: Of the last plan, which serves any length.
+    #: Of the last plan, which serves any length: keys of a KV tile, and how many CTAs take it together.
     tile_n: int
+    cluster: int
     workspace: tuple[int, ...]
     limits: tuple[int, ...]
     #: Entries of the file's `gradients`.
@@ -166,6 +167,7 @@ class Backward:
             functions=loaded.functions if loaded is not None else (),
             tile_m=tuple(int(p["tile_m"]) for p in meta["plans"]),
             tile_n=int(meta["plans"][-1]["tile_n"]),
+            cluster=int(meta["plans"][-1].get("cluster", 1)),
             workspace=tuple(int(p["workspace_per_tile"]) for p in meta["plans"]),
             limits=tuple(meta["limits"]),
             rows=rows,
@@ -211,7 +213,7 @@ class Backward:
         tail = (*params, *self._binder.widened(tensors, sizes)) if tensors else params
         axis, heads_kv = 1 if self._bhsd else 2, sizes["heads_kv"]
         kv_tiles = -(-sizes["seqlen_kv"] // variant.tile_n) * sizes["batch"]
-        heads = partial.heads_of_sums(kv_tiles, sizes["heads_q"], heads_kv, ready[1])
+        heads = partial.heads_of_sums(kv_tiles, sizes["heads_q"], heads_kv, ready[1] // variant.cluster)
         in_parts = heads != heads_kv and (wanted[1] or wanted[2])
         sums = [partial.buffer_like(x, heads, axis) for x in (k, v)] if in_parts else [dk, dv]
         call = (ready, variant, (q, k, v, o), lse, do, dlse, (dq, *sums), value, sizes, tail)

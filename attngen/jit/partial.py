@@ -15,8 +15,8 @@ import torch
 def heads_of_sums(kv_tiles: int, heads_q: int, heads_kv: int, workers: int) -> int:
     """Heads of the dK and dV that a launch writes: `heads_kv`, or a multiple of it for `add_up`.
 
-    `kv_tiles`: of one head, over the batch; `workers`: CTAs that run at a time. The fewest parts that give all of them
-    a KV tile, or as many as there are query heads.
+    `kv_tiles`: of one head, over the batch; `workers`: KV tiles that are worked on at a time. The fewest parts that
+    give each of those a tile, or as many as there are query heads.
     """
     group = heads_q // heads_kv
     parts = next((n for n in range(1, group) if group % n == 0 and kv_tiles * heads_kv * n >= workers), group)

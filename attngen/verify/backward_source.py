@@ -164,10 +164,13 @@ def _meta(meta: Any, plan_set: BackwardPlanSet) -> Iterator[str]:
         yield "ATTN_META names another spec or direction"
     stated = meta["backward"]
     plans = [
-        (p.name, p.compute.tile_m, p.compute.tile_n, p.launch.threads, p.memory.smem_bytes, p.memory.workspace_per_tile)
+        (
+            p.name, p.compute.tile_m, p.compute.tile_n, p.launch.cluster[0], p.launch.threads, p.memory.smem_bytes,
+            p.memory.workspace_per_tile,
+        )
         for p in plan_set.plans
-    ]
-    keys = ("name", "tile_m", "tile_n", "threads", "smem_bytes", "workspace_per_tile")
+    ]  # fmt: skip
+    keys = ("name", "tile_m", "tile_n", "cluster", "threads", "smem_bytes", "workspace_per_tile")
     if [tuple(p.get(k) for k in keys) for p in stated.get("plans", ())] != plans:
         yield f"ATTN_META states other plans than {plans}"
     if stated.get("limits") != list(plan_set.limits) or stated.get("deterministic") != plan_set.deterministic:
