@@ -18,15 +18,16 @@ q, k, v, o: last axis contiguous, other strides multiples of 8 elements, base 16
 scale  0.0883883 unless the call says otherwise
 do, dq, dk, dv as o, q, k, v; dlse (batch, heads_q, seqlen_q) fp32; workspace fp32 words
 
-plan 0 tile 80 x 128, 1 load warp + 2 reducing threads + 2 warpgroups, dQ slots 1, registers 24/240, smem 226 KB;
-       all lengths
+plan 0 tile 80 x 128, 1 load warp + 2 reducer warps + 2 warpgroups, dQ slots 1, registers 24/240, smem 226 KB; all
+       lengths
 
 names  m* tensor in global memory, g* its tile, s* shared memory, tXsX/tXgX TMA partitions, acc_* fp32 accumulators,
        frag_* operands
 blocks headed by the pass of attngen that decided them (compute, mask, schedule, memory, launch) and the clause
        above that they spell
-loop   query tiles m that see the KV tile: issue S^T(m) = K Q^T and dP^T(m) = V dO^T; P, dS; issue dV += P^T dO and
-       dK += dS^T Q; dS to shared memory; dQ(m - 1) = dS K, added to global memory
+loop   query tiles that see the KV tile: issue S^T = K Q^T and dP^T = V dO^T; P, and dS, which goes to shared
+       memory; issue dV += P^T dO, dK += dS^T Q and, of the step before, dQ = dS K, which the reducer adds to global
+       memory
 
 python this_file.py [seqlen]   on a Hopper GPU: errors of each plan against float64 autograd of a reference,
                                time and TFLOP/s of kept pairs at seqlen (4096)
@@ -58,7 +59,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "77aa443f2ba40026d5ae10e9108b0ce9e65dbf91987f7e902b75f75f47409910",
-    "body_sha256": "57cb282542b2d39b3fb9022d208493c2a12af03dc116a1cb3b017091e7f83ffb",
+    "body_sha256": "6bea2c35c1134602e73656b05f5643291c2720567ff29096fcccb051ec17698f",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -73,6 +74,7 @@ ATTN_META = {
             "name": "80x128",
             "tile_m": 80,
             "tile_n": 128,
+            "cluster": 1,
             "threads": 384,
             "smem_bytes": 231424,
             "workspace_per_tile": 10404,
@@ -86,6 +88,7 @@ ATTN_META = {
                 "name": "80x128",
                 "tile_m": 80,
                 "tile_n": 128,
+                "cluster": 1,
                 "threads": 384,
                 "smem_bytes": 231424,
                 "workspace_per_tile": 10404,
@@ -105,12 +108,12 @@ NEG_INF = -float("inf")
 LOG2E = math.log2(math.e)
 
 DS_STAGES = 2  # of the ring of dS tiles: dQ is one step behind
-WALK_STAGES = 2  # of what the other roles are told of a KV tile
+WALK_STAGES = 2  # of the ring of walks: a KV tile, and how many steps it takes
 ROW_THREADS = 256  # of a CTA of `prepare` and `finish`
-COUNTER_WORDS = 4  # of a query tile: the last one counts KV tiles handed out
+COUNTER_WORDS = 4  # of a query tile; the last of tile 0 counts KV tiles handed out
 
 # schedule: named barriers; 0 is the whole CTA's.
-BARRIER_STAGGER = 1  # the second warpgroup may start
+BARRIER_STAGGER = 1  # the second warpgroup may start a KV tile
 
 
 # ---- compute, memory, schedule: the tile plans ---------------------------------------------------------------------
@@ -128,7 +131,7 @@ class TilePlan:
     dq_transposed: bool  # dQ^T = K^T dS^T instead of dQ = dS K
     v_in_registers: bool  # dP^T reads V from there
     drains: bool  # dV and dK are done before dQ starts
-    grouped: bool  # as many heads are launched together as fill the SMs
+    grouped: bool  # KV tiles are handed out by groups of heads, as many as fill the SMs
     producer_registers: int  # setmaxnreg of the producer's warpgroup
     consumer_registers: int  # setmaxnreg of a consumer
 
@@ -293,16 +296,16 @@ class Ring:
 class AttentionBackward:
     """dQ, dK, dV of attention for sm_90a: kernels `prepare`, `kernel` and `finish`, launched in that order.
 
-    A CTA of `kernel` takes KV tiles one after the other, of 64 * warpgroups keys. It walks over the query tiles that
-    see one, for every query head that shares a head of dK and dV.
+    The CTAs of `kernel` are persistent: each takes KV tiles of 64 * warpgroups keys one after the other. It walks over
+    the query tiles that see the KV tile, for every query head that shares a head of dK and dV.
     Each consumer warpgroup computes 64 keys' rows of S^T = K Q^T and dP^T = V dO^T: transposed, so that P^T and dS^T
     are already the register operands of dV += P^T dO and dK += dS^T Q. dS also goes to shared memory, where both
     warpgroups read it for dQ = dS K (or dQ^T = K^T dS^T); that runs one step behind, through a ring of dS tiles, so
-    that the warpgroups never meet at a barrier: one does exponentials while the other feeds the tensor cores.
+    that no step has a barrier between the warpgroups: one does exponentials while the other feeds the tensor cores.
 
     A method under @cute.jit may branch and loop on device values. The others are expanded where they are called: their
     `if` and `for` are Python's, run while the kernel is traced. What they share: `p` the problem, `t` tensors and
-    atoms, `rings` the pipelines, `w` a warpgroup's state for one KV tile.
+    atoms, `rings` the pipelines, `w` a warpgroup's state.
     """
 
     def __init__(self, plan: TilePlan, wanted: frozenset):
@@ -319,11 +322,11 @@ class AttentionBackward:
         self.dq_by_rows = rows == 64 * plan.warpgroups  # the warpgroups share out its rows, else its columns
         self.dq_parts = self.warpgroups  # warpgroups that share out dQ
         self.dq_columns = columns if self.dq_by_rows else columns // self.dq_parts
-        # Where dQ's columns are shared out, a warpgroup's part of K is whole swizzles.
+        # The widest that K's swizzle may be: where dQ's columns are shared out, a warpgroup's part is whole swizzles.
         self.k_columns = HEAD_DIM_QK if self.dq_transposed else self.dq_columns
-        # Warpgroups side by side in the GEMMs that keys are rows of.
+        # Warpgroups along M and N in the GEMMs whose rows are keys.
         self.owners = (plan.warpgroups, 1)
-        self.dq_words = plan.tile_m * HEAD_DIM_QK // self.dq_parts  # of a dQ tile, a warpgroup
+        self.dq_words = plan.tile_m * HEAD_DIM_QK // self.dq_parts  # fp32, of a warpgroup's part
         # dV and dK leave through the slots of dQ, as many columns of 64 rows at a time as one holds.
         self.dv_columns, self.dk_columns = self.slot_columns(HEAD_DIM_V), self.slot_columns(HEAD_DIM_QK)
         self.parts_of_dkv = self.wants_dv * HEAD_DIM_V // self.dv_columns
@@ -383,7 +386,7 @@ class AttentionBackward:
         mma_dp = mma(k_major, k_major, self.owners, tile_m, rmem if plan.v_in_registers else smem)
         mma_dv = mma(k_major, mn_major, self.owners, HEAD_DIM_V, rmem)
         mma_dk = mma(k_major, mn_major, self.owners, HEAD_DIM_QK, rmem)
-        # What fits a slot of 64 keys' dV and dK: for the order of its elements, these two multiply nothing.
+        # Never issued: how the columns of dV and dK that fit a slot lie in a warpgroup's registers.
         own_dv = mma(k_major, mn_major, (1, 1), self.dv_columns, rmem)
         own_dk = mma(k_major, mn_major, (1, 1), self.dk_columns, rmem)
         # dQ = dS K, or transposed dQ^T = K^T dS^T; the warpgroups share out its rows or its columns.
@@ -398,7 +401,7 @@ class AttentionBackward:
         @cute.struct
         class SharedStorage:
             mbarriers: cute.struct.MemRange[Int64, num_mbarriers]
-            walks: cute.struct.MemRange[Int32, 2 * WALK_STAGES]  # steps of a KV tile, its number
+            walks: cute.struct.MemRange[Int32, 2 * WALK_STAGES]  # steps of a KV tile; its number
             steps: cute.struct.MemRange[Int32, 2 * plan.q_stages]  # m_block, 2 h + masked
             dq_tiles: cute.struct.MemRange[Int32, self.warpgroups * plan.dq_stages]  # where a staged dQ belongs
             sLSE: cute.struct.Align[cute.struct.MemRange[Float32, tile_m * plan.q_stages], 128]
@@ -412,14 +415,14 @@ class AttentionBackward:
 
         self.shared_storage = SharedStorage
 
-        # ---- schedule: one CTA for each query tile, then one for each SM, then for each query tile ----
+        # ---- schedule: one CTA for each query tile, then at most one for each SM, then one for each query tile ----
         m_blocks = cute.ceil_div(cute.size(mQ, mode=[0]), tile_m)
         n_blocks = cute.ceil_div(cute.size(mK, mode=[0]), self.tile_n)
         q_tiles = m_blocks * cute.size(mQ, mode=[2]) * cute.size(mQ, mode=[3])
-        pairs = cute.size(mdK, mode=[2]) * cute.size(mdK, mode=[3])  # of a head of dK and a batch element
+        pairs = cute.size(mdK, mode=[2]) * cute.size(mdK, mode=[3])  # a head of dK and dV with a batch element
         kv_tiles = n_blocks * pairs
-        group_pairs = Int32(1)  # that are launched together
-        if const_expr(plan.grouped):  # in an even number of groups: what one leaves uneven, the next one fills
+        group_pairs = Int32(1)  # whose KV tiles are handed out together
+        if const_expr(plan.grouped):  # an even number of groups, or one: what one leaves uneven, the next one fills
             groups = cute.ceil_div(pairs, cutlass.max(workers // n_blocks, 1))
             group_pairs = cute.ceil_div(pairs, cutlass.max(groups - groups % 2, 1))
         name = ATTN_META["kernel_id"]
@@ -471,8 +474,8 @@ class AttentionBackward:
     # ---- memory: the workspace -------------------------------------------------------------------------------------
     #
     # fp32 words, `tile` counting query tiles over (batch, head, m_block): dQ [tile][tile_m * HEAD_DIM_QK] in the order
-    # of the accumulator registers, LSE [tile][tile_m] in log2 units, D [tile][tile_m], counters
-    # [tile][COUNTER_WORDS].
+    # of the accumulator registers, LSE [tile][tile_m] in log2 units, D [tile][tile_m], counters [tile][COUNTER_WORDS]
+    # (int32).
 
     def row_statistics(self, workspace, q_tiles, tile):
         """Where LSE and D of a query tile stand."""
@@ -480,11 +483,11 @@ class AttentionBackward:
         return lse, lse + Int64(q_tiles) * self.tile_m
 
     def counters(self, workspace, q_tiles, tile):
-        """Where a query tile's counters stand: KV tiles that have added, for each warpgroup; then `handed_out`."""
+        """Where a query tile's counters stand."""
         return workspace.iterator + (Int64(q_tiles) * (self.tile_m * (HEAD_DIM_QK + 2)) + Int64(tile) * COUNTER_WORDS)
 
     def handed_out(self, workspace, q_tiles):
-        """Counter of the KV tiles that were handed out beyond the first of each CTA: the last of tile 0."""
+        """Counter of the KV tiles handed out, but for each CTA's first: the last of query tile 0's."""
         return cute.recast_ptr(self.counters(workspace, q_tiles, 0) + (COUNTER_WORDS - 1), dtype=Int32)
 
     # ---- kernel prepare: row statistics, and a zeroed dQ -----------------------------------------------------------
@@ -500,14 +503,14 @@ class AttentionBackward:
         q_tiles: Int32,
         m_blocks: Int32,
     ):
-        """D = rowsum(dO * O) - dLSE and LSE in log2 units of one query tile; its dQ accumulator becomes zero.
+        """D = rowsum(dO * O) - dLSE and LSE in log2 units of one query tile; its sums of dQ and counters become zero.
 
         Rows past the end and rows without a key get LSE = inf, so that P = 0, and D = 0.
         """
         tidx, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         tile = cute.arch.grid_dim()[0] - 1 - block  # last first: what `kernel` starts with is then in L2
-        cute.arch.griddepcontrol_launch_dependents()
+        cute.arch.griddepcontrol_launch_dependents()  # `kernel` waits for the end of this grid
         seqlen_q, heads_q = cute.size(mO, mode=[0]), cute.size(mO, mode=[2])
         head_batch = tile // m_blocks
         batch_idx = head_batch // heads_q
@@ -599,7 +602,6 @@ class AttentionBackward:
     ):
         """Place the buffers, initialise the mbarriers, send every warp to its role."""
         tidx, _, _ = cute.arch.thread_idx()
-        tile, _, _ = cute.arch.block_idx()
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         plan = self.plan
         heads_q, heads_kv, heads_dkv = (cute.size(x, mode=[2]) for x in (mQ, mK, mdK))
@@ -673,12 +675,12 @@ class AttentionBackward:
             cute.arch.mbarrier_init_fence()
         cute.arch.barrier()
         cute.arch.griddepcontrol_wait()  # the row statistics and the zeroed dQ of `prepare`
-        cute.arch.griddepcontrol_launch_dependents()
+        cute.arch.griddepcontrol_launch_dependents()  # `finish` waits for the end of this grid
 
         if warp_idx < 4:
             cute.arch.setmaxregister_decrease(plan.producer_registers)
             if warp_idx == 0:
-                self.load(p, t, rings, Int32(tile))
+                self.load(p, t, rings)
             for wg in cutlass.range_constexpr(self.warpgroups):
                 if warp_idx == 1 + wg:
                     self.reduce(p, t, rings, wg)
@@ -713,17 +715,17 @@ class AttentionBackward:
         return (p.heads_per_cta > 1) & (wave % 2 == 0)
 
     def m_block_at(self, p, place, descends):
-        """The query tile in a place of the walk; places past its end have none, a number that no tile has."""
+        """The query tile at a place of the walk; for a place past its end, a number that no tile has."""
         return select(descends, p.m_blocks - 1 - place, place)
 
     def walk(self, p, b, h, m_block, n_block):
-        """Of 32 query tiles, one a lane: those that see keys of a KV tile, and those that see all of it whole."""
+        """Of 32 query tiles, one a lane: bits of those that see a KV tile, and that keep it whole."""
         some, every = self.sees(p, b, h, cutlass.max(cutlass.min(m_block, p.m_blocks - 1), 0), n_block)
         some = some & (m_block >= 0) & (m_block < p.m_blocks)
         return cute.arch.vote_ballot_sync(some), cute.arch.vote_ballot_sync(every)
 
     def sees(self, p, b, h, m_block, n_block):
-        """Whether rows of a query tile see keys of a KV tile, and whether all of them see all."""
+        """Whether some row of a query tile sees some key of a KV tile, and whether every row sees every key."""
         q_lo = m_block * self.tile_m
         q_hi = cutlass.min(q_lo + self.tile_m, p.seqlen_q) - 1
         n_min, n_max, full_min, full_max = self.kv_tiles(p, b, h, q_lo, q_hi)
@@ -745,7 +747,7 @@ class AttentionBackward:
     # ---- schedule: role producer, one warp -------------------------------------------------------------------------
 
     @cute.jit
-    def load(self, p, t, rings, tile: Int32):
+    def load(self, p, t, rings):
         """KV tile after KV tile: K and V, and Q, LSE, dO and D of every step of its walk.
 
         A tile's first step goes ahead of its K and V, which wait until those of the tile before are dead. The walk is
@@ -753,6 +755,7 @@ class AttentionBackward:
         """
         tidx, _, _ = cute.arch.thread_idx()
         i, j = Int32(0), Int32(0)  # steps and KV tiles so far
+        tile, _, _ = cute.arch.block_idx()
         while tile < p.kv_tiles:
             n_block, h_dkv, b = self.tile_coords(tile, p)
             h_0 = h_dkv * p.heads_per_cta
@@ -779,12 +782,12 @@ class AttentionBackward:
                 self.load_kv(t, rings, j, n_block, h_0 // p.qhead_per_kvhead, b)
                 i += 1
             j += 1
-            tile = self.next_tile(p, tidx) + cute.arch.grid_dim()[0]  # those before are each CTA's first
+            tile = self.next_tile(p, tidx) + cute.arch.grid_dim()[0]  # each CTA's first tile is its own number
         self.tell(t, rings, j, Int32(0), Int32(0))
 
     @cute.jit
     def next_tile(self, p, lane):
-        """How many times this was called before, by any CTA: KV tiles are handed out in ascending order."""
+        """How many KV tiles were handed out here before, to any CTA: lower numbers go first."""
         handed_out, ticket = self.handed_out(p.workspace, p.q_tiles), Int32(0)
         if lane == 0:
             ticket = cute.arch.atomic_add(handed_out, Int32(1), sem="relaxed", scope="gpu")
@@ -994,9 +997,9 @@ class AttentionBackward:
                 use = use + 1
 
     def front(self, w, rings, i, first):
-        """S, dP, P and dS of one query tile; dV is left running; dS goes to shared memory for dQ.
+        """S, dP, P and dS of one query tile, dS also to shared memory for dQ; then dV, which is left running.
 
-        Returns the number of the query tile among all.
+        So is dK where the plan drains; else `back` issues it behind dQ. Returns the query tile's number among all.
         """
         p, t = w.p, w.t
         acc_s, acc_dp, frag_p, frag_ds = w.acc_s, w.acc_dp, w.frag_p, w.frag_ds
@@ -1181,15 +1184,15 @@ class AttentionBackward:
         return keep
 
     def exists(self, p, q_idx, kv_idx):
-        """Whether the pair does not lie past the end: of the keys, and of the rows where a score reads their number."""
+        """Whether there is such a key. Rows past the end have LSE = inf, so P = 0."""
         return kv_idx < p.seqlen_kv
 
     # ---- compute: end of a KV tile ---------------------------------------------------------------------------------
 
     def stage_sum(self, w, rings, use, acc, part, mma, sX, factor):
-        """Columns of dV or dK, rounded, to a slot of the staged dQ, for the reducer to store.
+        """Columns of dV or dK, rounded, to a slot, for the reducer to store.
 
-        `mma`: the product whose accumulator has as many columns as the slot takes.
+        `mma`: a product whose accumulator has as many columns as a slot takes.
         """
         frag = cute.make_rmem_tensor(mma.get_slice(w.thread).partition_shape_C((64, sX.shape[1])), ELEMENT)
         words = cute.recast_tensor(frag, Int32)
@@ -1279,7 +1282,7 @@ def compile_backward(index=0, options="", wanted=("q", "k", "v")):
     that launches three kernels on torch's current stream. `wanted`: whose gradients are written; the others' tensors
     may be any of the right shape and dtype. dk and dv have as many heads as k and v, or a multiple of it that divides
     heads_q: then each is a sum over fewer query heads, and the caller adds up the rest. `workspace`: fp32, 16-byte
-    aligned, for each query tile of each head the words that ATTN_META says; `workers`: SMs, CTAs of the main kernel.
+    aligned, for each query tile of each head the words that ATTN_META says; `workers`: CTAs of the main kernel at most.
     """
     batch = cute.sym_int(symbol="batch")
     seqlen_q = cute.sym_int(symbol="seqlen_q")
@@ -1381,7 +1384,7 @@ def arguments(torch, index, q, k, v, o, do, lse, dlse, extra, softmax_scale):
 
 
 def check(torch, f, index, shape):
-    """One launch against autograd of the reference: relative errors of dQ, dK and dV, and whether all are small."""
+    """One call against autograd of the reference: relative errors of dQ, dK and dV, and whether all are small."""
     q, k, v, extra = inputs(torch, *shape)
     softmax_scale = 0.08838834764831843
     leaves = [x.double().requires_grad_() for x in (q, k, v)]

@@ -22,15 +22,16 @@ q, k, v, o: last axis contiguous, other strides multiples of 8 elements, base 16
 scale  given by the call
 do, dq, dk, dv as o, q, k, v; dlse (batch, heads_q, seqlen_q) fp32; workspace fp32 words
 
-plan 0 tile 64 x 128, 1 load warp + 2 reducing threads + 2 warpgroups, dQ slots 0, registers 24/240, smem 225 KB;
-       all lengths
+plan 0 tile 64 x 128, a cluster of 2 CTAs, each 1 load warp + 2 warpgroups, registers 24/240, smem 225 KB; all
+       lengths
 
 names  m* tensor in global memory, g* its tile, s* shared memory, tXsX/tXgX TMA partitions, acc_* fp32 accumulators,
        frag_* operands
 blocks headed by the pass of attngen that decided them (compute, mask, schedule, memory, launch) and the clause
        above that they spell
-loop   query tiles m that see the KV tile: issue S^T(m) = K Q^T and dP^T(m) = V dO^T; P, dS; issue dV += P^T dO and
-       dK += dS^T Q; dS to shared memory; dQ(m - 1) = dS K, added to global memory
+loop   query tiles that see the KV tile: warpgroup 0 S^T = K Q^T, and P for warpgroup 1; warpgroup 1 dP^T = V dO^T,
+       and dS for both CTAs; each a quarter of the columns of dQ = dS K of the step before, added to global memory;
+       warpgroup 0 dV += P^T dO, warpgroup 1 dK += dS^T Q
 
 python this_file.py [seqlen]   on a Hopper GPU: errors of each plan against float64 autograd of a reference,
                                time and TFLOP/s of kept pairs at seqlen (4096)
@@ -62,7 +63,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "5a31e5309c94fe1ff6a6a4363a59dfa48706a3e9b0f254f9d409909ca7c8bff2",
-    "body_sha256": "02936be2a1812406a5d1693e4d047215786fe4078820ddbf39e135917cd3a75e",
+    "body_sha256": "7a6c399e4f8f4cf89bb4ded2e8e00300178ab54d454012c9b6a8bf4ded353205",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -80,6 +81,7 @@ ATTN_META = {
             "name": "64x2x64",
             "tile_m": 64,
             "tile_n": 128,
+            "cluster": 2,
             "threads": 384,
             "smem_bytes": 230400,
             "workspace_per_tile": 16520,
@@ -93,6 +95,7 @@ ATTN_META = {
                 "name": "64x2x64",
                 "tile_m": 64,
                 "tile_n": 128,
+                "cluster": 2,
                 "threads": 384,
                 "smem_bytes": 230400,
                 "workspace_per_tile": 16520,
@@ -112,14 +115,14 @@ NEG_INF = -float("inf")
 LOG2E = math.log2(math.e)
 
 DS_STAGES = 2  # of the ring of dS tiles: dQ is one step behind
-WALK_STAGES = 2  # of what the other roles are told of a KV tile
+WALK_STAGES = 2  # of the ring of walks: a KV tile, and how many steps it takes
 P_STAGES = 2  # of the ring of P on its way from warpgroup 0 to 1
 ROW_THREADS = 256  # of a CTA of `prepare` and `finish`
-COUNTER_WORDS = 8  # of a query tile: the last one counts KV tiles handed out
+COUNTER_WORDS = 8  # of a query tile; the last of tile 0 counts KV tiles handed out
 
 # schedule: named barriers; 0 is the whole CTA's.
 BARRIER_STORE = 1  # K and V are dead, dK and dV are written in their place
-BARRIER_OWN = 2  # + warpgroup: its sum is written
+BARRIER_OWN = 2  # + warpgroup: its dV or dK is in shared memory
 
 
 # ---- compute, memory, schedule: the tile plans ---------------------------------------------------------------------
@@ -133,8 +136,7 @@ class TilePlan:
     warpgroups: int  # consumers: one owns dV, one dK
     q_stages: int  # stages of Q in shared memory
     do_stages: int  # stages of dO
-    drains: bool  # dV and dK are done before dQ starts
-    grouped: bool  # as many heads are launched together as fill the SMs
+    grouped: bool  # KV tiles are handed out by groups of heads, as many as fill the SMs
     producer_registers: int  # setmaxnreg of the producer's warpgroup
     consumer_registers: int  # setmaxnreg of a consumer
 
@@ -145,7 +147,6 @@ PLANS = (
         warpgroups=2,
         q_stages=2,
         do_stages=1,
-        drains=False,
         grouped=True,
         producer_registers=24,
         consumer_registers=240,
@@ -321,16 +322,16 @@ class Ring:
 class AttentionBackward:
     """dQ, dK, dV of attention for sm_90a: kernels `prepare`, `kernel` and `finish`, launched in that order.
 
-    A CTA of `kernel` takes KV tiles one after the other, of 64 keys. It walks over the query tiles that
-    see one, for every query head that shares a head of dK and dV.
-    Two CTAs, a cluster, take a KV tile together, 64 keys each. S^T = K Q^T and dP^T = V dO^T are computed transposed:
-    P^T and dS^T are then the register operands of dV += P^T dO, which belongs to warpgroup 0, and dK += dS^T Q, which
-    belongs to warpgroup 1. dS^T goes to the shared memory of both CTAs, and each warpgroup of the two computes a
-    quarter of the columns of dQ = dS K for the keys of both; that runs one step behind, through a ring of dS^T tiles.
+    The CTAs of `kernel` are persistent: a cluster of two takes KV tiles one after the other, 64 keys a CTA. It walks
+    over the query tiles that see the KV tile, for every query head that shares a head of dK and dV.
+    S^T = K Q^T and dP^T = V dO^T are computed transposed: P^T and dS^T are then the register operands of
+    dV += P^T dO, which belongs to warpgroup 0, and dK += dS^T Q, which belongs to warpgroup 1. dS^T goes to the shared
+    memory of both CTAs, and each of their four warpgroups computes a quarter of the columns of dQ = dS K for the keys
+    of both; that runs one step behind, through a ring of dS^T tiles.
 
     A method under @cute.jit may branch and loop on device values. The others are expanded where they are called: their
     `if` and `for` are Python's, run while the kernel is traced. What they share: `p` the problem, `t` tensors and
-    atoms, `rings` the pipelines, `w` a warpgroup's state for one KV tile.
+    atoms, `rings` the pipelines, `w` a warpgroup's state.
     """
 
     def __init__(self, plan: TilePlan, wanted: frozenset):
@@ -347,12 +348,12 @@ class AttentionBackward:
         self.dq_by_rows = rows == 64 * plan.warpgroups  # the warpgroups share out its rows, else its columns
         self.dq_parts = 2 * self.warpgroups  # warpgroups that share out dQ
         self.dq_columns = columns if self.dq_by_rows else columns // self.dq_parts
-        # Where dQ's columns are shared out, a warpgroup's part of K is whole swizzles.
+        # The widest that K's swizzle may be: where dQ's columns are shared out, a warpgroup's part is whole swizzles.
         self.k_columns = HEAD_DIM_QK if self.dq_transposed else self.dq_columns
         self.box_columns = next(c for c in (64, 32, 16, 8) if self.k_columns % c == 0)  # K is loaded swizzle by swizzle
-        # Warpgroups side by side in the GEMMs that keys are rows of.
+        # Warpgroups along M and N in the GEMMs whose rows are keys.
         self.owners = (1, 1)
-        self.dq_words = plan.tile_m * HEAD_DIM_QK // self.dq_parts  # of a dQ tile, a warpgroup
+        self.dq_words = plan.tile_m * HEAD_DIM_QK // self.dq_parts  # fp32, of a warpgroup's part
 
     # ---- launch: host side -----------------------------------------------------------------------------------------
 
@@ -378,7 +379,7 @@ class AttentionBackward:
     ):
         """TMA descriptors, shared-memory layouts, three launches. Shapes and units: the module's docstring."""
         mQ, mK, mV, mO, mdO, mdQ, mdK, mdV = [self.heads_last(x) for x in (q, k, v, o, do, dq, dk, dv)]
-        tile_m, tile_n, plan = self.tile_m, self.keys, self.plan
+        tile_m, tile_n, plan = self.tile_m, self.keys, self.plan  # here tile_n is one CTA's
         layout_q = self.smem_layout(tile_m, HEAD_DIM_QK, plan.q_stages)
         layout_do = self.smem_layout(tile_m, HEAD_DIM_V, plan.do_stages)
         layout_k = self.smem_layout(tile_n, HEAD_DIM_QK, 1, self.k_columns)
@@ -417,9 +418,9 @@ class AttentionBackward:
         @cute.struct
         class SharedStorage:
             mbarriers: cute.struct.MemRange[Int64, num_mbarriers]
-            walks: cute.struct.MemRange[Int32, 2 * WALK_STAGES]  # steps of a KV tile, its number
+            walks: cute.struct.MemRange[Int32, 2 * WALK_STAGES]  # steps of a KV tile; its number
             steps: cute.struct.MemRange[Int32, 2 * plan.q_stages]  # m_block, 2 h + masked
-            ticket: cute.struct.MemRange[Int32, 1]  # of the next KV tile, from CTA 0 to CTA 1
+            ticket: cute.struct.MemRange[Int32, 1]  # number of the next KV tile, from CTA 0 to CTA 1
             sLSE: cute.struct.Align[cute.struct.MemRange[Float32, tile_m * plan.q_stages], 128]
             sD: cute.struct.Align[cute.struct.MemRange[Float32, tile_m * plan.do_stages], 128]
             sK: cute.struct.Align[cute.struct.MemRange[ELEMENT, cute.cosize(layout_k)], 1024]
@@ -432,15 +433,15 @@ class AttentionBackward:
 
         self.shared_storage = SharedStorage
 
-        # ---- schedule: one CTA for each query tile, then one for each SM, then for each query tile ----
+        # ---- schedule: one CTA for each query tile, then at most one for each SM, then one for each query tile ----
         m_blocks = cute.ceil_div(cute.size(mQ, mode=[0]), tile_m)
         n_blocks = cute.ceil_div(cute.size(mK, mode=[0]), self.tile_n)
         q_tiles = m_blocks * cute.size(mQ, mode=[2]) * cute.size(mQ, mode=[3])
-        pairs = cute.size(mdK, mode=[2]) * cute.size(mdK, mode=[3])  # of a head of dK and a batch element
+        pairs = cute.size(mdK, mode=[2]) * cute.size(mdK, mode=[3])  # a head of dK and dV with a batch element
         kv_tiles = n_blocks * pairs
         workers = cutlass.max(workers // 2, 1)  # that take KV tiles: clusters of two CTAs
-        group_pairs = Int32(1)  # that are launched together
-        if const_expr(plan.grouped):  # in an even number of groups: what one leaves uneven, the next one fills
+        group_pairs = Int32(1)  # whose KV tiles are handed out together
+        if const_expr(plan.grouped):  # an even number of groups, or one: what one leaves uneven, the next one fills
             groups = cute.ceil_div(pairs, cutlass.max(workers // n_blocks, 1))
             group_pairs = cute.ceil_div(pairs, cutlass.max(groups - groups % 2, 1))
         name = ATTN_META["kernel_id"]
@@ -482,8 +483,8 @@ class AttentionBackward:
     # ---- memory: the workspace -------------------------------------------------------------------------------------
     #
     # fp32 words, `tile` counting query tiles over (batch, head, m_block): dQ [tile][tile_m * HEAD_DIM_QK] in the order
-    # of the accumulator registers, LSE [tile][tile_m] in log2 units, D [tile][tile_m], counters
-    # [tile][COUNTER_WORDS].
+    # of the accumulator registers, LSE [tile][tile_m] in log2 units, D [tile][tile_m], counters [tile][COUNTER_WORDS]
+    # (int32).
 
     def row_statistics(self, workspace, q_tiles, tile):
         """Where LSE and D of a query tile stand."""
@@ -491,11 +492,11 @@ class AttentionBackward:
         return lse, lse + Int64(q_tiles) * self.tile_m
 
     def counters(self, workspace, q_tiles, tile):
-        """Where a query tile's counters stand: KV tiles that have added, for each warpgroup; then `handed_out`."""
+        """Where a query tile's counters stand."""
         return workspace.iterator + (Int64(q_tiles) * (self.tile_m * (HEAD_DIM_QK + 2)) + Int64(tile) * COUNTER_WORDS)
 
     def handed_out(self, workspace, q_tiles):
-        """Counter of the KV tiles that were handed out beyond the first of each CTA: the last of tile 0."""
+        """Counter of the KV tiles handed out: the last of query tile 0's."""
         return cute.recast_ptr(self.counters(workspace, q_tiles, 0) + (COUNTER_WORDS - 1), dtype=Int32)
 
     # ---- kernel prepare: row statistics, and a zeroed dQ -----------------------------------------------------------
@@ -511,14 +512,14 @@ class AttentionBackward:
         q_tiles: Int32,
         m_blocks: Int32,
     ):
-        """D = rowsum(dO * O) - dLSE and LSE in log2 units of one query tile; its dQ accumulator becomes zero.
+        """D = rowsum(dO * O) - dLSE and LSE in log2 units of one query tile; its sums of dQ and counters become zero.
 
         Rows past the end and rows without a key get LSE = inf, so that P = 0, and D = 0.
         """
         tidx, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         tile = cute.arch.grid_dim()[0] - 1 - block  # last first: what `kernel` starts with is then in L2
-        cute.arch.griddepcontrol_launch_dependents()
+        cute.arch.griddepcontrol_launch_dependents()  # `kernel` waits for the end of this grid
         seqlen_q, heads_q = cute.size(mO, mode=[0]), cute.size(mO, mode=[2])
         head_batch = tile // m_blocks
         batch_idx = head_batch // heads_q
@@ -609,7 +610,6 @@ class AttentionBackward:
     ):
         """Place the buffers, initialise the mbarriers, send every warp to its role."""
         tidx, _, _ = cute.arch.thread_idx()
-        tile, _, _ = cute.arch.block_idx()
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         plan = self.plan
         heads_q, heads_kv, heads_dkv = (cute.size(x, mode=[2]) for x in (mQ, mK, mdK))
@@ -644,8 +644,9 @@ class AttentionBackward:
             mQ=mQ, mK=mK, mV=mV, mdO=mdO, mdK=mdK, mdV=mdV, sQ=sQ, sK=sK, sV=sV, sdO=sdO, sdS=sdS,
             sLSE=storage.sLSE.get_tensor(cute.make_layout((self.tile_m, plan.q_stages))),
             sD=storage.sD.get_tensor(cute.make_layout((self.tile_m, plan.do_stages))),
-            sPeerK=sPeerK, boxes=[cute.make_tensor(x.iterator, layout_boxes.outer) for x in (sK, sPeerK)],
-            rank=cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()),  # of the two CTAs
+            sPeerK=sPeerK,
+            boxes=[cute.make_tensor(x.iterator, layout_boxes.outer) for x in (sK, sPeerK)],  # as TMA loads them
+            rank=cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()),  # this CTA's, 0 or 1
             ticket=storage.ticket.get_tensor(cute.make_layout(1)),
             sP=storage.sP.data_ptr(),
             steps=storage.steps.get_tensor(cute.make_layout((2, plan.q_stages))),
@@ -685,15 +686,15 @@ class AttentionBackward:
                     cute.arch.mbarrier_init(rings.p.full + s, 4)  # the warps of a warpgroup
                     cute.arch.mbarrier_init(rings.p.empty + s, 4)
             cute.arch.mbarrier_init_fence()
-        cute.arch.cluster_arrive_relaxed()
+        cute.arch.cluster_arrive_relaxed()  # before either CTA signals mbarriers of the other
         cute.arch.cluster_wait()
         cute.arch.griddepcontrol_wait()  # the row statistics and the zeroed dQ of `prepare`
-        cute.arch.griddepcontrol_launch_dependents()
+        cute.arch.griddepcontrol_launch_dependents()  # `finish` waits for the end of this grid
 
         if warp_idx < 4:
             cute.arch.setmaxregister_decrease(plan.producer_registers)
             if warp_idx == 0:
-                self.load(p, t, rings, Int32(tile))
+                self.load(p, t, rings)
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
             self.consume(p, t, rings, cute.arch.make_warp_uniform(tidx // 128 - 1))
@@ -728,17 +729,17 @@ class AttentionBackward:
         return (p.heads_per_cta > 1) & (wave % 2 == 0)
 
     def m_block_at(self, p, place, descends):
-        """The query tile in a place of the walk; places past its end have none, a number that no tile has."""
+        """The query tile at a place of the walk; for a place past its end, a number that no tile has."""
         return select(descends, p.m_blocks - 1 - place, place)
 
     def walk(self, p, b, h, m_block, n_block):
-        """Of 32 query tiles, one a lane: those that see keys of a KV tile, and those that see all of it whole."""
+        """Of 32 query tiles, one a lane: bits of those that see a KV tile, and that keep it whole."""
         some, every = self.sees(p, b, h, cutlass.max(cutlass.min(m_block, p.m_blocks - 1), 0), n_block)
         some = some & (m_block >= 0) & (m_block < p.m_blocks)
         return cute.arch.vote_ballot_sync(some), cute.arch.vote_ballot_sync(every)
 
     def sees(self, p, b, h, m_block, n_block):
-        """Whether rows of a query tile see keys of a KV tile, and whether all of them see all."""
+        """Whether some row of a query tile sees some key of a KV tile, and whether every row sees every key."""
         q_lo = m_block * self.tile_m
         q_hi = cutlass.min(q_lo + self.tile_m, p.seqlen_q) - 1
         n_min, n_max, full_min, full_max = self.kv_tiles(p, b, h, q_lo, q_hi)
@@ -766,7 +767,7 @@ class AttentionBackward:
     # ---- schedule: role producer, one warp -------------------------------------------------------------------------
 
     @cute.jit
-    def load(self, p, t, rings, tile: Int32):
+    def load(self, p, t, rings):
         """KV tile after KV tile: K and V, and Q, LSE, dO and D of every step of its walk.
 
         A tile's first step goes ahead of its K and V, which wait until those of the tile before are dead. The walk is
@@ -806,7 +807,7 @@ class AttentionBackward:
 
     @cute.jit
     def next_tile(self, p, t, rings, j, lane):
-        """The cluster's KV tile `j`: tiles are handed out in ascending order. CTA 0 takes one and tells CTA 1."""
+        """The cluster's KV tile `j`: lower numbers go first. CTA 0 takes it and tells CTA 1."""
         ticket = Int32(0)
         if t.rank == 0:
             ticket = self.take_ticket(p, t, rings, j, lane)
@@ -816,7 +817,7 @@ class AttentionBackward:
 
     @cute.jit
     def take_ticket(self, p, t, rings, j, lane):
-        """How many tiles were taken before, by any cluster."""
+        """The number of the next KV tile, as many as were taken before by any cluster; CTA 1 gets it, too."""
         handed_out, ticket = self.handed_out(p.workspace, p.q_tiles), Int32(0)
         rings.ticket.wait_free(j)
         if lane == 0:
@@ -909,7 +910,7 @@ class AttentionBackward:
         """KV tile after KV tile: this CTA's 64 keys against every query tile of the walk.
 
         dK and dV of wide heads do not fit one warpgroup's registers. P goes from warpgroup 0 to 1 through shared
-        memory, thread by thread, as both hold the same elements.
+        memory, thread by thread: both hold the same elements.
         """
         if wg == 0:
             self.take_tiles(self.state_dv(p, t, rings), rings)
@@ -987,7 +988,7 @@ class AttentionBackward:
 
     @cute.jit
     def take_tiles(self, w, rings):
-        """KV tile after KV tile."""
+        """KV tile after KV tile, of either warpgroup."""
         i, j = Int32(0), Int32(0)  # steps and KV tiles so far
         count, tile = self.told(w.t, rings, j, w.lane)
         while count > 0:
@@ -998,7 +999,7 @@ class AttentionBackward:
 
     @cute.jit
     def take_tile(self, w, rings, first: Int32, j: Int32, count: Int32, tile: Int32):
-        """The CTA's KV tile `j`: `count` steps from step `first` on; then this warpgroup's sum is stored."""
+        """The CTA's KV tile `j`: `count` steps from step `first` on; then this warpgroup's dV or dK is stored."""
         n_block, h_dkv, b = self.tile_coords(tile, w.p)
         key = n_block * self.tile_n + w.key
         w = SimpleNamespace(**vars(w), b=b, h_dkv=h_dkv, n_block=n_block, kv_idx=[key, key + 8])
@@ -1027,12 +1028,12 @@ class AttentionBackward:
             arrive_if(rings.k.empty, (w.warp_in_wg == 0) & (w.lane == 0))
 
     def step_of(self, w, rings, i, before, first):
-        """A step of this warpgroup. `before`: the query tile among all of the step before. Returns that of this one."""
+        """A step of this warpgroup. Returns its query tile's number among all; `before`: that of the step before."""
         step = self.step_dk if w.wg else self.step_dv
         return step(w, rings, i, before, self.wants_dq and not first)
 
     def step_dv(self, w, rings, i, before, has_dq):
-        """S and P of one query tile, which goes to the other warpgroup; dQ of the step before, added while dV runs."""
+        """S and P of one query tile, P also to the other warpgroup; then dQ of the step before, and dV."""
         q_stage, do_stage = i % rings.q.stages, i % rings.do.stages
         rings.q.wait(i)
         m_block, h, masked = self.step(w, q_stage)
@@ -1062,7 +1063,7 @@ class AttentionBackward:
         return (w.b * w.p.heads_q + h) * w.p.m_blocks + m_block
 
     def step_dk(self, w, rings, i, before, has_dq):
-        """dP and dS of one query tile, which goes to shared memory; dQ of the step before, added while dK runs."""
+        """dP and dS of one query tile, dS also to both CTAs; then dQ of the step before, and dK."""
         q_stage, do_stage = i % rings.q.stages, i % rings.do.stages
         rings.q.wait(i)
         m_block, h, _ = self.step(w, q_stage)
@@ -1206,7 +1207,7 @@ class AttentionBackward:
         return keep
 
     def exists(self, p, q_idx, kv_idx):
-        """Whether the pair does not lie past the end: of the keys, and of the rows where a score reads their number."""
+        """Whether there is such a key, and such a row: its score may be anything past the end."""
         return (kv_idx < p.seqlen_kv) & (q_idx < p.seqlen_q)
 
     # ---- compute: a warpgroup's columns of dQ, one step behind -----------------------------------------------------
@@ -1270,8 +1271,8 @@ class AttentionBackward:
         """One query tile of dQ: fp32 sums times the softmax scale, to rows of 16-bit numbers.
 
         A unit is four words of each of 128 threads: eight columns of 64 rows. 16 of the rows are a warp's, as two tiles
-        of 8 x 8; lane l holds columns 2 (l % 4) and the next of row l / 4 of each (of dQ^T: transposed first). A warp
-        takes two units, so four tiles; the four lanes of a row exchange what they hold: each gets all of one tile's.
+        of 8 x 8; lane l holds columns 2 (l % 4) and the next of row l / 4 of each. A warp takes two units, so four
+        tiles; the four lanes of a row exchange what they hold: each gets all of one tile's.
         """
         tidx, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
@@ -1334,7 +1335,7 @@ def compile_backward(index=0, options="", wanted=("q", "k", "v")):
     that launches three kernels on torch's current stream. `wanted`: whose gradients are written; the others' tensors
     may be any of the right shape and dtype. dk and dv have as many heads as k and v, or a multiple of it that divides
     heads_q: then each is a sum over fewer query heads, and the caller adds up the rest. `workspace`: fp32, 16-byte
-    aligned, for each query tile of each head the words that ATTN_META says; `workers`: SMs, CTAs of the main kernel.
+    aligned, for each query tile of each head the words that ATTN_META says; `workers`: CTAs of the main kernel at most.
     """
     batch = cute.sym_int(symbol="batch")
     seqlen_q = cute.sym_int(symbol="seqlen_q")
@@ -1444,7 +1445,7 @@ def arguments(torch, index, q, k, v, o, do, lse, dlse, extra, softmax_scale):
 
 
 def check(torch, f, index, shape):
-    """One launch against autograd of the reference: relative errors of dQ, dK and dV, and whether all are small."""
+    """One call against autograd of the reference: relative errors of dQ, dK and dV, and whether all are small."""
     q, k, v, extra = inputs(torch, *shape)
     softmax_scale = 1.0 / 16.0
     leaves = [x.double().requires_grad_() for x in (q, k, v)]

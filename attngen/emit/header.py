@@ -45,9 +45,15 @@ def docstring(plan_set: PlanSet, kernel_id: str) -> str:
     return "\n".join(line.rstrip() for line in wrapped) + "\n"
 
 
-_BACKWARD_LOOP = (
-    "loop   query tiles m that see the KV tile: issue S^T(m) = K Q^T and dP^T(m) = V dO^T; P, dS; "
-    "issue dV += P^T dO and dK += dS^T Q; dS to shared memory; dQ(m - 1) = dS K, added to global memory"
+_OWN_KEYS_LOOP = (
+    "loop   query tiles that see the KV tile: issue S^T = K Q^T and dP^T = V dO^T; P, and dS, which goes to shared "
+    "memory; issue dV += P^T dO, dK += dS^T Q and, of the step before, dQ = dS K, which the reducer adds to global "
+    "memory"
+)
+_SPLIT_LOOP = (
+    "loop   query tiles that see the KV tile: warpgroup 0 S^T = K Q^T, and P for warpgroup 1; warpgroup 1 "
+    "dP^T = V dO^T, and dS for both CTAs; each a quarter of the columns of dQ = dS K of the step before, added to "
+    "global memory; warpgroup 0 dV += P^T dO, warpgroup 1 dK += dS^T Q"
 )
 _BACKWARD_USAGE = (
     "python this_file.py [seqlen]   on a Hopper GPU: errors of each plan against float64 autograd of a reference,",
@@ -76,7 +82,8 @@ def backward_docstring(plan_set: BackwardPlanSet, outputs: Sequence[str]) -> str
     if outputs:
         lines += _wrap(f"{', '.join(outputs)}: fp32, what captured tensors gain, see `prepare` and `score_gradient`", 7)
     lines += ["", *(_backward_plan(i, plan_set) for i in range(len(plan_set.plans))), ""]
-    lines += [*_wrap(_LEGEND, 7), *_wrap(_BLOCKS, 7), *_wrap(_BACKWARD_LOOP, 7), "", *_BACKWARD_USAGE]
+    loop = _SPLIT_LOOP if plan_set.plans[0].compute.splits_operands else _OWN_KEYS_LOOP
+    lines += [*_wrap(_LEGEND, 7), *_wrap(_BLOCKS, 7), *_wrap(loop, 7), "", *_BACKWARD_USAGE]
     wrapped = [part for line in lines for part in (_wrap(line, _hang(line)) if len(line) > _WIDTH else [line])]
     return "\n".join(line.rstrip() for line in wrapped) + "\n"
 
@@ -91,9 +98,13 @@ def _backward_plan(i: int, plan_set: BackwardPlanSet) -> str:
         if plan_set.limits
         else "all lengths"
     )
+    roles = (
+        f"a cluster of 2 CTAs, each 1 load warp + {c.warpgroups} warpgroups"
+        if c.splits_operands
+        else f"1 load warp + {c.warpgroups} reducer warps + {c.warpgroups} warpgroups, dQ slots {m.dq_stages}"
+    )
     return (
-        f"plan {i} tile {c.tile_m} x {c.tile_n}, 1 load warp + {c.warpgroups} reducing threads + {c.warpgroups} "
-        f"warpgroups, dQ slots {m.dq_stages}, registers {s.roles[0].registers}/{s.roles[-1].registers}, "
+        f"plan {i} tile {c.tile_m} x {c.tile_n}, {roles}, registers {s.roles[0].registers}/{s.roles[-1].registers}, "
         f"smem {m.smem_bytes // 1024} KB; {when}"
     )
 

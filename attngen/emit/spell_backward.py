@@ -68,10 +68,10 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         counter_words=COUNTER_WORDS[c.cluster],
         shape_dk=common["shape_k"].replace("heads_kv", "heads_dkv"),
         shape_dv=common["shape_v"].replace("heads_kv", "heads_dkv"),
-        tile_keys="64" if c.splits_operands else "64 * warpgroups",
-        counters_note=": KV tiles that have added, by warpgroup; KV tiles handed out"
+        counters_note=": KV tiles that have added, by warpgroup; the last of tile 0: handed out"
         if plan_set.deterministic
-        else ": the last one counts KV tiles handed out",
+        else "; the last of tile 0 counts KV tiles handed out",
+        first_note="" if plan_set.deterministic or c.splits_operands else ", but for each CTA's first",
         turn_note="Higher tiles first" if descends else "Lower tiles first",
         kv_descends=descends,
         serpentine=first.schedule.serpentine,

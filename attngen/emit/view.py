@@ -217,7 +217,7 @@ class BackwardView(CommonView):
     deterministic: bool
     counter_words: int
     counters_note: str
-    tile_keys: str
+    first_note: str
     shape_dk: str
     shape_dv: str
     turn_note: str

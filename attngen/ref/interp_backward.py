@@ -103,7 +103,7 @@ def run(
 def launch_order(
     schedule: BackwardSchedule, n_blocks: int, heads_kv: int, batch: int, workers: int
 ) -> Iterator[tuple[int, int, int]]:
-    """(batch element, KV head, n_block) of each CTA as they are launched on so many SMs."""
+    """(batch element, KV head, n_block) of KV tiles in the order in which they are handed out to `workers` SMs."""
     pairs = [(b, h_kv) for b in range(batch) for h_kv in range(heads_kv)]
     size = schedule.group_pairs(len(pairs), n_blocks, workers)
     order = range(n_blocks) if schedule.kv_order == "ascending" else range(n_blocks - 1, -1, -1)

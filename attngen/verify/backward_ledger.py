@@ -184,7 +184,7 @@ def _release(*rings: str) -> tuple[str, ...]:
 
 
 def _own_keys(deterministic: bool) -> Events:
-    """Warpgroups with 64 keys each; dQ leaves through shared memory and a reducing thread."""
+    """Warpgroups with 64 keys each; dQ leaves through shared memory and a reducer warp."""
     methods: Events = {
         "consume_tile": _count(
             "rings.k wait", "rings.v wait", "warp sync", "rings.v.empty arrive", "rings.v.empty arrive",

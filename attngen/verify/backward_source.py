@@ -140,15 +140,19 @@ def _numbers(tree: ast.Module, plan_set: BackwardPlanSet) -> Iterator[str]:
 def _tile(p: BackwardPlan) -> dict[str, Any]:
     """Fields of one entry of PLANS."""
     c, m = p.compute, p.memory
-    own = {"dq_stages": m.dq_stages, "dq_transposed": c.dq_transposed, "v_in_registers": c.v_in_registers}
-    rings = {} if c.splits_operands else own
+    own = {
+        "dq_stages": m.dq_stages,
+        "dq_transposed": c.dq_transposed,
+        "v_in_registers": c.v_in_registers,
+        "drains": c.drains,
+    }
+    own = {} if c.splits_operands else own
     return {
         "tile_m": c.tile_m,
         "warpgroups": c.warpgroups,
         "q_stages": m.q_stages,
         "do_stages": m.do_stages,
-        **rings,
-        "drains": c.drains,
+        **own,
         "grouped": p.schedule.grouped,
         "producer_registers": p.schedule.roles[0].registers,
         "consumer_registers": p.schedule.roles[-1].registers,
@@ -252,7 +256,7 @@ def _paths(methods: Mapping[str, ast.FunctionDef], p: BackwardPlan) -> Iterator[
 _READERS = frozenset(("self.load", "self.reduce", "self.consume", "cute.autovec_copy", "cute.copy"))
 
 
-#: The KV tile that is launched in a place, and how many tiles add before it.
+#: The KV tile that is handed out in a place, and how many tiles add before it.
 _KV_ORDER = {
     "ascending": ("place", "n_block - n_min"),
     "descending": ("p.n_blocks - 1 - place", "n_max - 1 - n_block"),
@@ -260,7 +264,7 @@ _KV_ORDER = {
 
 
 def _turns(methods: Mapping[str, ast.FunctionDef], plan_set: BackwardPlanSet) -> Iterator[str]:
-    """KV tiles are launched in the plan's order, and add in the order of launch: another one never ends."""
+    """KV tiles are handed out in the plan's order, and add in that order: in another one a call never ends."""
     order, serpentine = plan_set.plans[0].schedule.kv_order, plan_set.plans[0].schedule.serpentine
     if ("descends" in methods) != serpentine:
         yield f"{CLASS}: a {'straight' if serpentine else 'serpentine'} walk, the plan says the other one"

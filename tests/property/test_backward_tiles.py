@@ -93,13 +93,16 @@ def test_every_kv_tile_is_taken_once(name: str, data: st.DataObject) -> None:
             ),
             "cute": SimpleNamespace(
                 arch=SimpleNamespace(
-                    thread_idx=lambda: (0, 0, 0), grid_dim=lambda: (ctas, 1, 1), popc=lambda word: word.bit_count()
+                    thread_idx=lambda: (0, 0, 0),
+                    block_idx=lambda number=number: (number, 0, 0),
+                    grid_dim=lambda: (ctas, 1, 1),
+                    popc=lambda word: word.bit_count(),
                 )
             ),
         }  # fmt: skip
         exec(loop(name), space)
         p = SimpleNamespace(kv_tiles=kv_tiles, heads_per_cta=heads, qhead_per_kvhead=heads, m_blocks=4)
-        space["load"](cta, p, None, None, number)
+        space["load"](cta, p, None, None)
         running.append(cta)
     taken = [tile for cta in running for _, count, tile in cta.told if count > 0]
     assert sorted(taken) == list(range(kv_tiles))

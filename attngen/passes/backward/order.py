@@ -1,9 +1,9 @@
-"""order: whether the KV tiles of a head are launched first to last or last to first.
+"""order: whether the KV tiles of a head are handed out first to last or last to first.
 
-Launching tile n before n' also lets it add first where additions to dQ take turns (page `backward`, "Determinism"), so
-one choice decides two things: how well long and short CTAs pack, and how long they wait for one another. Both orders
-are tried on a small call: CTAs start one after the other on a few SMs, a step takes 1, and an addition that is not
-waited for takes nothing. With measured lengths of a turn this finds the speed of both orders on a GPU within a few
+Handing out tile n before n' also lets it add first where additions to dQ take turns (page `backward`, "Determinism"),
+so one choice decides two things: how well long and short walks pack, and how long they wait for one another. Both
+orders are tried on a small call: KV tiles go one after the other to a few SMs, a step takes 1, and an addition that is
+not waited for takes nothing. With measured lengths of a turn this finds the speed of both orders on a GPU within a few
 percent (docs/performance.md).
 """
 
