@@ -11,7 +11,7 @@ from attngen.ir.forms import MaskForm
 from attngen.ir.gradient import GradientForm, GradientKind
 from attngen.ir.plan import LaunchPlan, Rejected
 from attngen.ir.spec import AttentionSpec
-from attngen.passes.backward.compute import Candidate, plan_compute
+from attngen.passes.backward.compute import FEW_REGISTERS, Candidate, plan_compute
 from attngen.passes.backward.cost import step_cost
 from attngen.passes.backward.memory import plan_memory
 from attngen.passes.backward.order import plan_order
@@ -38,11 +38,13 @@ def candidates() -> Iterator[Candidate]:
 
 
 def _tries(served: list[BackwardPlan]) -> Iterator[Candidate]:
-    """Candidates in order; `served` is read as it grows. Where none is left, again without counting expressions."""
-    yield from candidates()
-    if not served:
-        for candidate in candidates():
-            yield candidate.replace(counts_expressions=False)
+    """Candidates in order; `served` is read as it grows. Where none is left, again with few registers for expressions,
+    then with none: a tall tile whose fragments take all of them spills hundreds of bytes.
+    """
+    for registers in (None, FEW_REGISTERS, 0):
+        if not served:
+            for candidate in candidates():
+                yield candidate.replace(for_expressions=registers)
 
 
 def plan_candidate(

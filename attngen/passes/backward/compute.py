@@ -21,6 +21,8 @@ ELEMENT_REGISTERS = 32
 #: What each part of a score and its slope holds, beyond the first ones, which the fragments' own registers bear.
 PART_REGISTERS = 2
 FREE_PARTS = 8
+#: What expressions get at least, where a tile can be had that leaves it.
+FEW_REGISTERS = 8
 
 
 class Candidate(Node):
@@ -28,8 +30,9 @@ class Candidate(Node):
 
     tile_m: int
     splits_operands: bool = False
-    #: Count what element-wise expressions hold. The search drops it where no candidate is left: a few words spill.
-    counts_expressions: bool = True
+    #: Registers for element-wise expressions; None: all that they hold. With fewer a few words spill: the search gives
+    #: fewer where no candidate is left.
+    for_expressions: int | None = None
 
     @property
     def tile_n(self) -> int:
@@ -78,7 +81,9 @@ def plan_compute(
     if transposed and (qk % 64 or splits):
         return Reject("compute", f"dQ^T = K^T dS^T takes head_dim_qk in multiples of 64, not {qk}", 2.0)
     has_score = gradient.score.kind != "atom"
-    extra = expression_registers(form, gradient, has_score) if candidate.counts_expressions else 0
+    extra = expression_registers(form, gradient, has_score)
+    if candidate.for_expressions is not None:
+        extra = min(extra, candidate.for_expressions)
     sums = max(qk, v) // 2 if splits else (qk + v) // 2
     dq = m * qk // (128 * WARPGROUPS * (2 if splits else 1))  # fp32 words of a thread
     keeps = bool(gradient.in_kernel) and gradient.keeps_score
