@@ -26,10 +26,10 @@ MAKE = {
     "forward-128x128": lambda: forward("causal", 0, Shape(1, 2, 1, 40, 150), workers=1),
     "forward-192x80": lambda: forward("causal", 1, Shape(1, 2, 1, 40, 100), workers=1),
     "forward-window-sink": lambda: forward("gpt_oss_local", 0, Shape(1, 2, 1, 40, 150), workers=1, window=40),
-    "backward-d128": lambda: backward(spec(128, CAUSAL), Shape(1, 1, 1, 90, 40), 2),
-    "backward-d256": lambda: backward(spec(256, CAUSAL), Shape(1, 1, 1, 40, 70), 2),
+    "backward-d128": lambda: backward(spec(128, CAUSAL), Shape(1, 1, 1, 90, 140), 2, 1),  # two KV tiles, one CTA
+    "backward-d256": lambda: backward(spec(256, CAUSAL), Shape(1, 1, 1, 40, 140), 2, 2),  # two KV tiles, one cluster
     "backward-deterministic": lambda: backward(
-        spec(64, "backward { deterministic = true }\n  " + CAUSAL), Shape(1, 1, 1, 70, 140), 3
+        spec(64, "backward { deterministic = true }\n  " + CAUSAL), Shape(1, 1, 1, 70, 270), 3, 2
     ),
     "product-sm100": lambda: product(1),
     "product-sm100-pair": lambda: product(2),
