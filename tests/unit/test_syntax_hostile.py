@@ -20,9 +20,10 @@ def spec(body: str, before: str = "") -> str:
 
 
 def only(text: str) -> Diagnostic:
-    started = time.perf_counter()
+    """The one fault of a text, soon found: seconds of this thread, whatever else the machine does."""
+    started = time.thread_time()
     found = check_text(text)
-    assert time.perf_counter() - started < 5.0
+    assert time.thread_time() - started < 5.0
     assert len(found) == 1, found
     return found[0]
 
@@ -113,11 +114,11 @@ def test_files_past_the_bound(text: str) -> None:
     ],
 )
 def test_a_megabyte_that_is_fine(text: str) -> None:
-    started = time.perf_counter()
+    started = time.thread_time()
     assert load_spec(text).name == "a"
     once = format_text(text)
     assert format_text(once) == once
-    assert time.perf_counter() - started < 10.0
+    assert time.thread_time() - started < 10.0
 
 
 @pytest.mark.parametrize(
