@@ -4,7 +4,7 @@
     compute-sanitizer --tool racecheck python tests/gpu/sanitize.py
     compute-sanitizer --tool synccheck python tests/gpu/sanitize.py
 
-`python tests/gpu/sanitize.py causal gpt_oss` takes only files whose names start so. The objects come from the cache,
+`python tests/gpu/sanitize.py causal gpt_oss` takes only files whose names start so. Objects are kept from run to run,
 so that a first plain run keeps compilation out of the tool.
 """
 
@@ -42,7 +42,7 @@ def function(kernel, path: Path, index: int):
     OBJECTS.mkdir(exist_ok=True)
     shared = OBJECTS / f"{path.stem}.{index}.so"
     if not shared.exists():
-        compiled = kernel.compile_plan(index)
+        compiled = kernel.compile_backward(index) if is_backward(path) else kernel.compile_plan(index)
         compiled.export_to_c(str(shared.with_suffix(".o")), function_name="kernel")
         subprocess.run(["cc", "-shared", "-o", str(shared), str(shared.with_suffix(".o"))], check=True)
     root = dsl_root()
@@ -51,23 +51,46 @@ def function(kernel, path: Path, index: int):
     return tvm_ffi.load_module(str(shared))["kernel"]
 
 
+def is_backward(path: Path) -> bool:
+    return ".bwd" in path.name
+
+
+def launch_forward(kernel, f, shape: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    """One launch; what it has written."""
+    args = kernel.arguments(torch, *kernel.inputs(torch, *shape), 0.1)
+    f(*args)
+    return args[3:5]
+
+
+def launch_backward(kernel, f, index: int, shape: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    """One launch for any O, dO and LSE: which addresses are touched, and in what order, does not depend on them."""
+    q, k, v, extra = kernel.inputs(torch, *shape)
+    batch, heads_q, _, seqlen_q, _ = shape
+    o, do = (torch.randn(*q.shape[:3], v.shape[3], device=q.device).to(q.dtype) for _ in range(2))
+    lse, dlse = (torch.randn(batch, heads_q, seqlen_q, device=q.device) for _ in range(2))
+    args = kernel.arguments(torch, index, q, k, v, o, do, lse + 5.0, dlse, extra, 0.1)
+    f(*args)
+    return args[7:10]
+
+
 def main() -> None:
     wanted = sys.argv[1:]
-    for path in sorted(GALLERY.glob("*.sm90.py")):
+    for path in sorted(GALLERY.glob("*.sm90*.py")):
         if wanted and not path.name.startswith(tuple(wanted)):
             continue
         kernel = module(path)
-        for index in range(len(kernel.PLANS)):
+        plans = kernel.ATTN_META["backward"]["plans"] if is_backward(path) else kernel.PLANS
+        for index in range(len(plans)):
             f = function(kernel, path, index)
             for shape in SHAPES:
                 torch.manual_seed(0)
-                q, k, v, extra = kernel.inputs(torch, *shape)
-                args = kernel.arguments(torch, q, k, v, extra, 0.1)
-                f(*args)
+                if is_backward(path):
+                    written = launch_backward(kernel, f, index, shape)
+                else:
+                    written = launch_forward(kernel, f, shape)
                 torch.cuda.synchronize()
-                o, lse = args[3:5]
-                assert not o.isnan().any() and not lse.isnan().any(), (path.name, index, shape)
-        print(path.name, len(kernel.PLANS), "plans ok", flush=True)
+                assert not any(x.isnan().any() for x in written), (path.name, index, shape)
+        print(path.name, len(plans), "plans ok", flush=True)
 
 
 if __name__ == "__main__":
