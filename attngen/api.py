@@ -20,6 +20,7 @@ from attngen.stages import staged
 if TYPE_CHECKING:
     from attngen.ir.backward import BackwardPlanSet
     from attngen.ir.plan import PlanSet
+    from attngen.ir.tuned import Tuned
     from attngen.jit.kernel import Attention
 
 log = logging.getLogger("attngen")
@@ -238,10 +239,24 @@ def _target(spec: AttentionSpec, options: Options, *, here: bool = False) -> str
     return spec.targets[0]
 
 
-def _plan(spec: AttentionSpec, target: str) -> PlanSet:
+def _plan(spec: AttentionSpec, target: str, tuned: Tuned | None = None) -> PlanSet:
     from attngen.search import plan
 
-    return plan(spec, target)
+    return plan(spec, target, tuned)
+
+
+def _tuned(spec: AttentionSpec, target: str) -> Tuned | None:
+    """What `attngen tune` recorded for this spec on the GPU at hand. A compiled file never follows it: its text depends
+    on spec, options and attngen alone.
+    """
+    from attngen import tuned
+
+    root = settings().cache_dir
+    if not tuned.path_of(root, target).exists() or not _has_gpu(target):
+        return None
+    import torch
+
+    return tuned.find(root, target, torch.cuda.get_device_name(), spec)
 
 
 @staged("emit")
@@ -270,17 +285,19 @@ def _attention(
     from attngen.jit.sources import recall, remember
 
     described = portable_json(spec)
-    source, planned = recall(cache, described, target), None
+    tuned = _tuned(spec, target)
+    key = described if tuned is None else f"{described}\n{tuned.model_dump_json()}"
+    source, planned = recall(cache, key, target), None
     if source is None:
-        planned = _plan(spec, target)
+        planned = _plan(spec, target, tuned)
         source = _emit(planned)
-        remember(cache, described, target, source)
+        remember(cache, key, target, source)
     return Attention(
         spec,
         _dumped(source),
         target,
         cache,
-        plan=lambda: planned or _plan(spec, target),
+        plan=lambda: planned or _plan(spec, target, tuned),
         explain=explain_plan,
         rebuild=lambda other: _twin(other, target, cache),
         backward=lambda captured: _backward(spec, target, cache, described, captured),

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from attngen.diag.diagnostic import AttnError, Diagnostic, Label
 from attngen.ir.forms import MaskForm
 from attngen.ir.plan import KernelPlan, PlanSet, Rejected
-from attngen.ir.spec import AttentionSpec
+from attngen.ir.spec import AttentionSpec, ScheduleHints
+from attngen.ir.tuned import Choice, Tuned
 from attngen.passes.base import Reject
 from attngen.passes.compute import Candidate, plan_compute
 from attngen.passes.cost import launch_cycles, tile_cost
@@ -87,9 +88,45 @@ def _tries(spec: AttentionSpec, served: list[KernelPlan]) -> Iterator[tuple[Cand
                     yield candidate.replace(hoisting=False), o_in_q
 
 
+def choice_of(p: KernelPlan) -> Choice:
+    """What names a plan among all of its spec."""
+    return Choice(
+        tile_m=p.compute.tile_m,
+        tile_n=p.compute.tile_n,
+        stages=p.memory.kv_stages,
+        order=p.schedule.order,
+        pingpong=p.schedule.pingpong,
+        o_in_q=p.memory.o_in_q,
+    )
+
+
+def plan_choice(spec: AttentionSpec, form: MaskForm, choice: Choice) -> KernelPlan | Reject:
+    """The plan of that name, or why a pass turns it down."""
+    hints = ScheduleHints(stages=choice.stages, order=choice.order, pingpong=choice.pingpong)
+    outcome: KernelPlan | Reject = Reject("compute", "no such tile", 1.0)
+    for hoisting in (True, False):
+        candidate = Candidate(warpgroups=choice.tile_m // 64, tile_n=choice.tile_n, hoisting=hoisting)
+        outcome = plan_candidate(spec.replace(schedule=hints), form, candidate, choice.o_in_q)
+        if isinstance(outcome, KernelPlan):
+            break
+    return outcome
+
+
+def _tuned_plans(spec: AttentionSpec, form: MaskForm, tuned: Tuned) -> tuple[KernelPlan, ...]:
+    """The plans of a record; none where this attngen cannot build one of them any more."""
+    plans = [plan_choice(spec, form, c) for c in tuned.plans]
+    for choice, outcome in zip(tuned.plans, plans, strict=True):
+        if isinstance(outcome, Reject):
+            why = f"{outcome.by} rejects it: {outcome.why}"
+            log.warning("the tuned plan %s of `%s` is not used, %s; tune again", choice.text, spec.name, why)
+            return ()
+    found = tuple(p for p in plans if isinstance(p, KernelPlan))
+    return found if len({skeleton(p) for p in found}) == 1 else ()
+
+
 @staged("plan")
-def plan(spec: AttentionSpec, target: str = sm90.NAME) -> PlanSet:
-    """Choose at most three tile plans for `spec` on `target`.
+def plan(spec: AttentionSpec, target: str = sm90.NAME, tuned: Tuned | None = None) -> PlanSet:
+    """Choose at most three tile plans for `spec` on `target`: those of `tuned`, where given.
 
     Raises:
         AttnError: E0401 the target is unknown; E0402 the spec uses what no kernel here serves yet; E0403 no candidate
@@ -118,6 +155,10 @@ def plan(spec: AttentionSpec, target: str = sm90.NAME) -> PlanSet:
     for p in served:
         verify(p)
     chosen, limits = choose(served)
+    if tuned is not None and (measured_best := _tuned_plans(spec, form, tuned)):
+        for p in measured_best:
+            verify(p)
+        chosen, limits = measured_best, tuned.limits
     others = tuple(p for p in served if p not in chosen)
     found = PlanSet(spec=spec, target=target, plans=chosen, limits=limits, rejected=tuple(rejected), others=others)
     verify_set(found)
@@ -128,24 +169,24 @@ def plan(spec: AttentionSpec, target: str = sm90.NAME) -> PlanSet:
 def choose(served: list[KernelPlan]) -> tuple[tuple[KernelPlan, ...], tuple[int, ...]]:
     """At most MAX_PLANS plans and the lengths up to which each serves.
 
-    All share one kernel class (`_skeleton`). Times are relative to the best candidate at each length, so
+    All share one kernel class (`skeleton`). Times are relative to the best candidate at each length, so
     that no length dominates; another plan joins only when it saves at least WORTH on average.
     """
     lengths, served, times = _times(served)
     best = [min(column) for column in zip(*times, strict=True)]
     relative = [[t / b for t, b in zip(row, best, strict=True)] for row in times]
     anchor = min(range(len(served)), key=lambda i: sum(relative[i]))
-    alike = [i for i, p in enumerate(served) if _skeleton(p) == _skeleton(served[anchor])]
-    splits = _splits({i: relative[i] for i in alike}, lengths)
-    chosen = splits[0]
-    for split in splits[1:]:
+    alike = [i for i, p in enumerate(served) if skeleton(p) == skeleton(served[anchor])]
+    by_count = splits({i: relative[i] for i in alike}, lengths)
+    chosen = by_count[0]
+    for split in by_count[1:]:
         if split[0] < chosen[0] - WORTH * len(lengths):
             chosen = split
     plans, limits = chosen[1], chosen[2]
     return tuple(served[i] for i in plans), limits
 
 
-def _skeleton(p: KernelPlan) -> tuple[bool, bool, bool]:
+def skeleton(p: KernelPlan) -> tuple[bool, bool, bool]:
     """What a kernel's text fixes for all its plans: the place of O, turns, and whose rows bound a warpgroup's tiles."""
     return p.memory.o_in_q, p.schedule.pingpong, p.mask.ranges_per_warpgroup
 
@@ -169,7 +210,7 @@ def _times(served: list[KernelPlan]) -> tuple[tuple[int, ...], list[KernelPlan],
     return LENGTHS, wide, [[launch_cycles(p, n) for n in LENGTHS] for p in wide]
 
 
-def _splits(
+def splits(
     relative: dict[int, list[float]], lengths: tuple[int, ...]
 ) -> list[tuple[float, tuple[int, ...], tuple[int, ...]]]:
     """Best (summed time, plans, limits) with 1, 2, … MAX_PLANS plans over ascending lengths."""

@@ -129,6 +129,18 @@ def rehearse(
     return row.absent
 
 
+def arguments(
+    cell: Cell,
+    params: Mapping[str, Any],
+    seed: int,
+    captured: Callable[[Shape], dict[str, Any]] | None,
+    device: str = "cuda",
+) -> tuple[Any, Any, Any, dict[str, Any], float]:
+    """q, k, v (bshd), params and captured tensors by name, and the kept pairs of a head, of one call of a cell."""
+    case, _ = _case(cell, params, device, seed, False, captured)
+    return case.q, case.k, case.v, {**case.params, **case.tensors}, kept_pairs(cell, case.params, case.tensors)
+
+
 def _case(
     cell: Cell,
     params: Mapping[str, Any],

@@ -127,7 +127,7 @@ def bench(
             else [*_grid_cells(lengths, changes), *(_extra_cells(lengths, changes) if backward else ())]
         )
         work = [Work(c, samples.params(c.spec, given)) for c in cells]
-    _need_gpu()
+    common.need_gpu("a benchmark")
     settings = {
         "rounds": rounds or (3 if quick else 7), "seed": seed, "peers": chosen,
         "direction": "backward" if backward else "forward", "against": AGAINST if variants else None,
@@ -145,12 +145,7 @@ def _lengths(seqlen: str | None, quick: bool, backward: bool) -> tuple[int, ...]
 
     if seqlen is None:
         return QUICK_SEQLENS if quick else BACKWARD_SEQLENS if backward else GRID_SEQLENS
-    parts = [p.strip() for p in seqlen.split(",")]
-    if not all(p.isascii() and p.isdigit() and 0 < int(p) < 2**24 for p in parts):
-        raise common.Usage(
-            f"--seqlen takes lengths from 1 to {2**24 - 1} such as 1024,4096, found {common.printable(seqlen)!r}"
-        )
-    return tuple(int(p) for p in parts)
+    return common.lengths_of(seqlen)
 
 
 def _spec_cells(
@@ -220,15 +215,6 @@ def _variant_cells(
             cell = row.cell(changes, length)
             mine = {n: v for n, v in given.items() if n in {p.name for p in cell.spec.params}}
             yield Work(cell, samples.params(cell.spec, {**row.params, **mine}), row.captured)
-
-
-def _need_gpu() -> None:
-    import torch
-
-    if not torch.cuda.is_available():
-        raise common.Environment(
-            "a benchmark needs a CUDA GPU, and torch sees none; `attngen explain SPEC` estimates without one"
-        )
 
 
 def _rehearse(work: list[Work], settings: dict[str, Any], target: str | None, jobs: int) -> None:

@@ -302,3 +302,19 @@ def settings_of(items: Iterable[str], option: str) -> dict[str, str]:
             raise Usage(f"{option} takes NAME=VALUE, found {printable(item)!r}")
         found[key.strip()] = value.strip()
     return found
+
+
+def lengths_of(text: str) -> tuple[int, ...]:
+    """The lengths of --seqlen, such as `1024,4096`."""
+    parts = [p.strip() for p in text.split(",")]
+    if not all(p.isascii() and p.isdigit() and 0 < int(p) < 2**24 for p in parts):
+        raise Usage(f"--seqlen takes lengths from 1 to {2**24 - 1} such as 1024,4096, found {printable(text)!r}")
+    return tuple(int(p) for p in parts)
+
+
+def need_gpu(what: str) -> None:
+    """Raise Environment where torch sees no CUDA GPU; `what` begins the message."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise Environment(f"{what} needs a CUDA GPU, and torch sees none; `attngen explain SPEC` estimates without one")

@@ -22,6 +22,7 @@ from attngen.cli.fmt import fmt
 from attngen.cli.import_ import import_
 from attngen.cli.regen import regen
 from attngen.cli.run import run
+from attngen.cli.tune import tune
 
 app = typer.Typer(
     name="attngen",
@@ -89,6 +90,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "explain": explain,
     "run": run,
     "bench": bench,
+    "tune": tune,
     "doctor": doctor,
     "regen": regen,
     "completion": completion,

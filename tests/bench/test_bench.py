@@ -14,6 +14,7 @@ from attngen.bench import cells, flex, report
 from attngen.bench.peers import PEERS, Case, Unsupported
 from attngen.bench.recognize import features
 from attngen.bench.runner import Row, kept_pairs
+from attngen.cli import common
 from attngen.ref import dense
 from attngen.syntax import load_spec
 
@@ -264,10 +265,9 @@ def test_the_command_end_to_end(monkeypatch, tmp_path) -> None:
     from typer.testing import CliRunner
 
     from attngen.bench import runner, timing
-    from attngen.cli import bench as command
     from attngen.cli.main import app
 
-    monkeypatch.setattr(command, "_need_gpu", lambda: None)
+    monkeypatch.setattr(common, "need_gpu", lambda what: None)
     monkeypatch.setattr(timing, "SLOT_MS", 1.0)
     monkeypatch.setattr(timing, "WARM_MS", 0.1)
     monkeypatch.setattr(runner, "measure", functools.partial(runner.measure, device="cpu", ceiling_size=64))
@@ -341,10 +341,9 @@ def test_the_command_measures_a_backward(monkeypatch, tmp_path) -> None:
     from typer.testing import CliRunner
 
     from attngen.bench import runner, timing
-    from attngen.cli import bench as command
     from attngen.cli.main import app
 
-    monkeypatch.setattr(command, "_need_gpu", lambda: None)
+    monkeypatch.setattr(common, "need_gpu", lambda what: None)
     monkeypatch.setattr(timing, "SLOT_MS", 1.0)
     monkeypatch.setattr(timing, "WARM_MS", 0.1)
     monkeypatch.setattr(runner, "measure", functools.partial(runner.measure, device="cpu", ceiling_size=64))
@@ -567,7 +566,6 @@ def test_the_command_measures_variants(monkeypatch, tmp_path, backward) -> None:
     from typer.testing import CliRunner
 
     from attngen.bench import flex, runner, timing, variants
-    from attngen.cli import bench as command
     from attngen.cli.main import app
 
     def call(case: Case):
@@ -577,7 +575,8 @@ def test_the_command_measures_variants(monkeypatch, tmp_path, backward) -> None:
         return lambda: dense.attention(case.cell.spec, case.q, case.k, case.v, **arguments).o.to(case.q.dtype)
 
     for module, name, value in (
-        (command, "_need_gpu", lambda: None), (timing, "SLOT_MS", 1.0), (timing, "WARM_MS", 0.1), (flex, "call", call),
+        (common, "need_gpu", lambda what: None), (timing, "SLOT_MS", 1.0), (timing, "WARM_MS", 0.1),
+        (flex, "call", call),
         (variants, "SEQLEN", 32), (variants, "WIDTH", 256), (variants, "BATCH", 1),
         (runner, "measure", functools.partial(runner.measure, device="cpu", ceiling_size=64)),
     ):  # fmt: skip

@@ -1,0 +1,46 @@
+"""Tuned: which plans measured best for a class of specs on one chip, as plain data that the search can follow."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attngen.ir.base import Node
+
+
+class Choice(Node):
+    """What names one plan of the forward: everything that a `schedule` clause can ask for, and where O lives."""
+
+    tile_m: int
+    tile_n: int
+    stages: int
+    order: Literal["linear", "lpt"]
+    pingpong: bool
+    o_in_q: bool
+
+    @property
+    def text(self) -> str:
+        """As a table shows it: `192x128, 2 stages, lpt, ping-pong`."""
+        words = [f"{self.tile_m}x{self.tile_n}", f"{self.stages} stage{'s' * (self.stages != 1)}", self.order]
+        words += ["ping-pong"] * self.pingpong + ["O in Q"] * self.o_in_q
+        return ", ".join(words)
+
+
+class Rate(Node):
+    """What one choice measured: TFLOP/s of kept pairs at each of the record's lengths."""
+
+    choice: Choice
+    tflops: tuple[float, ...]
+
+
+class Tuned(Node):
+    """The outcome of one tuning run.
+
+    `plans[i]` serves max(seqlen_q, seqlen_kv) <= limits[i], the last one all others, as in a PlanSet.
+    """
+
+    chip: str
+    spec_class: str
+    lengths: tuple[int, ...]
+    plans: tuple[Choice, ...]
+    limits: tuple[int, ...]
+    rates: tuple[Rate, ...]

@@ -1,0 +1,257 @@
+"""Tuning without a GPU: a measurement that is a formula, the choice it leads to, and the store of choices."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from attngen import api, search, tuned
+from attngen.bench import tune
+from attngen.diag.diagnostic import AttnError
+from attngen.ir.plan import KernelPlan
+from attngen.ir.spec import AttentionSpec
+from attngen.ir.tuned import Choice, Tuned
+from attngen.syntax import load_spec
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+LENGTHS = (512, 1024, 4096, 16384)
+CHIP = "NVIDIA H200"
+
+
+@pytest.fixture
+def causal() -> AttentionSpec:
+    return load_spec(EXAMPLES / "causal.attn")
+
+
+def by(formula: Callable[[Choice, int], float]) -> tune.Measure:
+    """A measurement: TFLOP/s of a choice at a length."""
+
+    def measure(plans: Sequence[KernelPlan]) -> tune.Rates:
+        return [tuple(formula(search.choice_of(p), n) for n in LENGTHS) for p in plans]
+
+    return measure
+
+
+def tuned_to(spec: AttentionSpec, formula: Callable[[Choice, int], float]) -> tune.Outcome:
+    return tune.tune(spec, "sm_90a", CHIP, LENGTHS, by(formula))
+
+
+def test_the_fastest_is_chosen_and_built(causal: AttentionSpec) -> None:
+    found = tuned_to(causal, lambda c, n: 500.0 + (c.tile_n == 96) * 50 + c.stages + c.pingpong)
+    (choice,) = found.record.plans
+    assert choice.tile_n == 96 and found.record.limits == ()
+    best = max(r.tflops for r in found.record.rates)
+    assert next(r.tflops for r in found.record.rates if r.choice == choice) == best
+    plans = search.plan(causal, tuned=found.record)
+    assert tuple(map(search.choice_of, plans.plans)) == (choice,)
+    assert plans.plans != search.plan(causal).plans
+    assert all(b > 0.08 for b in found.behind), "the planner takes another width"
+
+
+def test_short_and_long_rows_may_take_plans_of_their_own(causal: AttentionSpec) -> None:
+    found = tuned_to(causal, lambda c, n: 500.0 + 100.0 * ((c.tile_n == 64) == (n <= 1024)) - (c.tile_m != 128) * 9)
+    record = found.record
+    assert [c.tile_n == 64 for c in record.plans] == [True, False] and record.limits == (1024,)
+    plans = search.plan(causal, tuned=record)
+    assert [plans.plans[plans.index(n, n)].compute.tile_n == 64 for n in LENGTHS] == [True, True, False, False]
+
+
+def test_what_rules_decide_is_measured_too(causal: AttentionSpec) -> None:
+    """No ping-pong and the linear order win by far: the second round must find them, each on its own."""
+    for wins in (lambda c: not c.pingpong, lambda c: c.order == "linear"):
+        (choice,) = tuned_to(causal, lambda c, n, wins=wins: 400.0 + 100.0 * wins(c)).record.plans
+        assert wins(choice), choice.text
+
+
+def test_a_difference_within_noise_is_no_second_plan(causal: AttentionSpec) -> None:
+    found = tuned_to(causal, lambda c, n: 500.0 + (0.5 if (c.tile_n == 64) == (n <= 1024) else 0.0))
+    assert len(found.record.plans) == 1
+
+
+def test_every_plan_of_a_record_fits_one_file(causal: AttentionSpec) -> None:
+    """Plans of one file share a skeleton, whatever is fastest: here each length prefers another."""
+    found = tuned_to(causal, lambda c, n: 500.0 + 100.0 * (c.pingpong == (n <= 1024)))
+    plans = search.plan(causal, tuned=found.record)
+    assert len({search.skeleton(p) for p in plans.plans}) == 1
+    assert tuple(map(search.choice_of, plans.plans)) == found.record.plans
+
+
+def test_the_planner_is_compared_with_the_best(causal: AttentionSpec) -> None:
+    own = {search.choice_of(p) for p in search.plan(causal).plans}
+    found = tuned_to(causal, lambda c, n: 500.0 if c in own else 525.0)
+    assert set(found.static) == own and found.behind == pytest.approx([0.05] * len(LENGTHS))
+
+
+def test_a_plan_that_is_rejected_now_is_told_and_not_used(
+    causal: AttentionSpec, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = tuned_to(causal, lambda c, n: 500.0).record
+    broken = record.replace(plans=(record.plans[0].replace(stages=40),))
+    with caplog.at_level(logging.WARNING, "attngen.plan"):
+        assert search.plan(causal, tuned=broken).plans == search.plan(causal).plans
+    assert "rejects it" in caplog.text and "tune again" in caplog.text
+
+
+# ---- the store -------------------------------------------------------------------------------------------------------
+
+
+def record_of(spec: AttentionSpec, chip: str = CHIP) -> Tuned:
+    return tune.tune(spec, "sm_90a", chip, LENGTHS, by(lambda c, n: 500.0 + c.tile_n)).record
+
+
+def test_kept_found_replaced_forgotten(causal: AttentionSpec, tmp_path: Path) -> None:
+    record = record_of(causal)
+    assert tuned.find(tmp_path, "sm_90a", CHIP, causal) is None
+    path = tuned.keep(tmp_path, "sm_90a", record)
+    assert path == tmp_path / "tuned" / "sm_90a.json"
+    assert tuned.find(tmp_path, "sm_90a", CHIP, causal) == record
+    assert tuned.find(tmp_path, "sm_90a", "NVIDIA H100 PCIe", causal) is None
+    tuned.keep(tmp_path, "sm_90a", record_of(causal, "NVIDIA H100 PCIe"))
+    tuned.keep(tmp_path, "sm_90a", record.replace(lengths=(7,)))
+    assert len(tuned.records(tmp_path, "sm_90a")) == 2
+    found = tuned.find(tmp_path, "sm_90a", CHIP, causal)
+    assert found is not None and found.lengths == (7,)
+    assert tuned.forget(tmp_path, "sm_90a", causal) == 2 and tuned.records(tmp_path, "sm_90a") == ()
+
+
+def test_a_class_is_the_meaning_and_nothing_else(causal: AttentionSpec) -> None:
+    name = tuned.spec_class(causal)
+    assert name == tuned.spec_class(causal.replace(name="other", doc=None))
+    assert name == tuned.spec_class(causal.replace(schedule=causal.schedule.replace(sm_margin=2)))
+    assert name != tuned.spec_class(causal.replace(head_dim_v=64))
+    mistral = load_spec(EXAMPLES / "mistral.attn")
+    (window,) = mistral.params
+    assert tuned.spec_class(mistral) == tuned.spec_class(mistral.replace(params=(window.replace(default=7),)))
+
+
+def test_a_spec_with_a_tile_of_its_own_is_not_tuned(causal: AttentionSpec, tmp_path: Path) -> None:
+    tuned.keep(tmp_path, "sm_90a", record_of(causal))
+    own = causal.replace(schedule=causal.schedule.replace(tile_m=128, tile_n=64))
+    assert tuned.find(tmp_path, "sm_90a", CHIP, own) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"schema": 9, "records": []}', '{"schema": 1, "records": [{"chip": 3}]}']
+)
+def test_a_damaged_store_costs_nothing_but_a_warning(
+    causal: AttentionSpec, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    path = tuned.path_of(tmp_path, "sm_90a")
+    path.parent.mkdir()
+    path.write_text(text)
+    with caplog.at_level(logging.WARNING, "attngen.tuned"):
+        assert tuned.find(tmp_path, "sm_90a", CHIP, causal) is None
+    assert str(path) in caplog.text
+    tuned.keep(tmp_path, "sm_90a", record_of(causal))
+    assert tuned.find(tmp_path, "sm_90a", CHIP, causal) is not None
+
+
+def test_a_store_that_cannot_be_written_is_an_error(causal: AttentionSpec, tmp_path: Path) -> None:
+    (tmp_path / "tuned").write_text("a file where the folder should be")
+    with pytest.raises(AttnError) as raised:
+        tuned.keep(tmp_path, "sm_90a", record_of(causal))
+    assert raised.value.diagnostics[0].code == "E0520"
+
+
+def test_build_follows_the_record_of_its_gpu_and_compile_does_not(
+    causal: AttentionSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attngen.settings import settings
+
+    monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path))
+    settings.cache_clear()
+    try:
+        plain = api.build(causal)
+        record = tuned_to(causal, lambda c, n: 500.0 + (c.tile_n == 96) * 50).record
+        tuned.keep(tmp_path, "sm_90a", record)
+        assert api.build(causal).source == plain.source, "no GPU here: the planner's choice"
+        monkeypatch.setattr(api, "_has_gpu", lambda target: True)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: CHIP)
+        monkeypatch.setattr("attngen.jit.kernel.Attention.compile", lambda self, **_: self)
+        followed = api.build(causal)
+        assert [p["tile_n"] for p in followed.source.meta["plans"]] == [96]
+        assert tuple(map(search.choice_of, followed.plans)) == record.plans
+        assert api.build(causal).source == followed.source, "from the remembered texts"
+        assert [p["tile_n"] for p in api.compile(causal, only="forward").meta["plans"]] != [96]
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 PCIe")
+        assert api.build(causal).source == plain.source
+    finally:
+        settings.cache_clear()
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def run(*arguments: str) -> object:
+    from typer.testing import CliRunner
+
+    from attngen.cli.main import app
+
+    return CliRunner().invoke(app, ["tune", *arguments])
+
+
+def test_the_command_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Table, what was chosen, where it is kept; with a formula in place of a GPU."""
+    from attngen.cli import common
+    from attngen.settings import settings
+
+    monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path))
+    settings.cache_clear()
+    try:
+        asked: list[tune.OnGpu] = []
+
+        class Formula(tune.OnGpu):
+            def __call__(self, plans: Sequence[KernelPlan]) -> tune.Rates:
+                asked.append(self)
+                return by(lambda c, n: 500.0 + c.tile_n)(plans)
+
+        monkeypatch.setattr(common, "need_gpu", lambda what: None)
+        monkeypatch.setattr(tune, "OnGpu", Formula)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: CHIP)
+        spec = str(EXAMPLES / "causal.attn")
+        done = run(spec, "--heads", "16", "--heads-kv", "2", "--batch", "3", "--jobs", "2")
+        assert done.exit_code == 0, done.stderr
+        lines = done.stdout.splitlines()
+        assert lines[0].split() == ["plan", "512", "1024", "4096", "16384"]
+        assert sum("chosen" in line for line in lines) == 1 and any("planner's" in line for line in lines)
+        assert "the planner's own choice is behind the best by" in done.stderr
+        assert str(tuned.path_of(tmp_path, "sm_90a")) in done.stderr
+        cell = asked[0].cells[0]
+        assert (cell.batch, cell.heads_q, cell.heads_kv, asked[0].jobs) == (3, 16, 2, 2)
+        (record,) = tuned.records(tmp_path, "sm_90a")
+        done = run(spec, "--json", "--no-keep")
+        assert json.loads(done.stdout)["spec_class"] == record.spec_class
+        assert run(spec, "--forget").exit_code == 0 and tuned.records(tmp_path, "sm_90a") == ()
+    finally:
+        settings.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--seqlen", "4096,1024"], "ascending"),
+        (["--seqlen", "many"], "--seqlen takes lengths"),
+        (["--param", "window=3"], "window"),
+    ],
+)
+def test_command_lines_that_make_no_sense(arguments: list[str], words: str) -> None:
+    done = run(str(EXAMPLES / "causal.attn"), *arguments)
+    assert done.exit_code == 2 and words in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so() -> None:
+    done = run(str(EXAMPLES / "causal.attn"))
+    assert done.exit_code == 3 and "tuning needs a CUDA GPU" in done.stderr
+
+
+def test_a_spec_that_leaves_nothing_to_choose(tmp_path: Path) -> None:
+    spec = tmp_path / "own.attn"
+    spec.write_text("attn 1\n\nattention own {\n  head_dim = 64\n  schedule { tile = 128 x 128 }\n}\n")
+    done = run(str(spec))
+    assert done.exit_code == 2 and "nothing to choose" in done.stderr
