@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attngen.bench import timing
 from attngen.bench.backward import backward_of, keep_for_many, leaves, peak_bytes
 from attngen.bench.cells import Cell
+from attngen.bench.kept import kept
 from attngen.bench.memory import Memory, expected
 from attngen.bench.peers import PEERS, Call, Case, Unsupported
 from attngen.bench.recognize import features
@@ -31,6 +32,8 @@ class Row:
     spec: str
     shape: dict[str, int]
     kept_share: float
+    #: Of our plan's own tiles, the share that keeps some pair.
+    tile_share: float = 1.0
     tflops: dict[str, float] = field(default_factory=dict)
     spread: dict[str, tuple[float, float]] = field(default_factory=dict)
     milliseconds: dict[str, float] = field(default_factory=dict)
@@ -41,6 +44,11 @@ class Row:
     #: Backward: memory that one forward and backward took beside its inputs, and what it should be.
     peak_bytes: dict[str, int] = field(default_factory=dict)
     memory: Memory | None = None
+
+    @property
+    def dims(self) -> str:
+        """Head dims as the label says them, `d128`; empty where it does not."""
+        return next((word for word in self.label.split() if word[:1] == "d" and word[1:2].isdigit()), "")
 
     @property
     def best_peer(self) -> str | None:
@@ -89,14 +97,15 @@ def measure(
     import torch
 
     case, row = _case(cell, params, device, seed, backward, captured)
-    pairs = kept_pairs(cell, case.params, case.tensors)
-    row.kept_share = pairs / max(1, cell.seqlen_q * cell.seqlen_kv)
+    found = kept(cell, case.params, case.tensors, tile_of(cell, target, backward))
+    row.kept_share = found.pairs / max(1, cell.seqlen_q * cell.seqlen_kv)
+    row.tile_share = found.tile_share
     calls = _prepare(case, peers, row, build, target, seed)
     slots = [timing.Slot(name, call) for name, call in calls.items()]
     ceiling, ceiling_flops = timing.matmul_slot(device, ceiling_size)
     timing.interleave([*slots, ceiling], rounds, seed)
     row.ceiling = ceiling_flops / ceiling.timing().median_ms / 1e9
-    flops = cell.flops(pairs, backward=backward)
+    flops = cell.flops(found.pairs, backward=backward)
     for slot in slots:
         t = slot.timing()
         row.milliseconds[slot.name] = t.median_ms
@@ -108,6 +117,24 @@ def measure(
     if device == "cuda":
         torch.cuda.empty_cache()
     return row
+
+
+def tile_of(cell: Cell, target: str | None, backward: bool) -> tuple[int, int]:
+    """Rows and keys of the tile that our plan takes for a cell; (1, 1), single pairs, where no plan serves it."""
+    from attngen.diag.diagnostic import AttnError
+    from attngen.search import plan
+    from attngen.search_backward import plan_backward
+    from attngen.settings import DEFAULT_TARGET
+
+    try:
+        if backward:
+            step = plan_backward(cell.spec, target or DEFAULT_TARGET).plans[-1].compute
+            return step.tile_m, step.tile_n
+        plans = plan(cell.spec, target or DEFAULT_TARGET)
+        chosen = plans.plans[plans.index(cell.seqlen_q, cell.seqlen_kv)].compute
+        return chosen.tile_m, chosen.tile_n
+    except AttnError:
+        return 1, 1
 
 
 def rehearse(
@@ -138,7 +165,7 @@ def arguments(
 ) -> tuple[Any, Any, Any, dict[str, Any], float]:
     """q, k, v (bshd), params and captured tensors by name, and the kept pairs of a head, of one call of a cell."""
     case, _ = _case(cell, params, device, seed, False, captured)
-    return case.q, case.k, case.v, {**case.params, **case.tensors}, kept_pairs(cell, case.params, case.tensors)
+    return case.q, case.k, case.v, {**case.params, **case.tensors}, kept(cell, case.params, case.tensors).pairs
 
 
 def _case(
@@ -261,33 +288,3 @@ def _wait() -> None:
 
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-
-
-def kept_pairs(cell: Cell, params: Mapping[str, Any], tensors: Mapping[str, Any], rows_at_once: int = 2048) -> float:
-    """Kept (row, key) pairs of a head, averaged over batch and heads (the first few where the mask reads them)."""
-    import torch
-
-    from attngen.ir.expr import atoms_of, tensors_of
-    from attngen.ref.evaluate import evaluate
-
-    mask, device = cell.spec.mask, "cuda" if torch.cuda.is_available() else "cpu"
-    read = atoms_of(mask)
-    batches = range(min(cell.batch, 8)) if "b" in read or tensors_of(mask) else range(1)
-    heads = range(min(cell.heads_q, 8)) if read & {"h", "h_kv"} else range(1)
-    scalars = {k: torch.tensor(v, device=device) for k, v in params.items()}
-    columns = torch.arange(cell.seqlen_kv, device=device)[None, :]
-    total = 0.0
-    for b in batches:
-        for h in heads:
-            for start in range(0, cell.seqlen_q, rows_at_once):
-                rows = torch.arange(start, min(start + rows_at_once, cell.seqlen_q), device=device)[:, None]
-                fixed = {
-                    "b": b, "h": h, "h_kv": h * cell.heads_kv // cell.heads_q, "seqlen_q": cell.seqlen_q,
-                    "seqlen_kv": cell.seqlen_kv, "heads_q": cell.heads_q, "heads_kv": cell.heads_kv,
-                    "batch": cell.batch,
-                }  # fmt: skip
-                env = {n: torch.tensor(x, device=device) for n, x in fixed.items()} | scalars
-                env |= {"q_idx": rows, "kv_idx": columns, "q_pos": rows + (cell.seqlen_kv - cell.seqlen_q)}
-                kept = torch.as_tensor(evaluate(mask, env, dict(tensors))).bool()
-                total += float(kept.expand(rows.shape[0], cell.seqlen_kv).sum())
-    return total / (len(batches) * len(heads))

@@ -2,7 +2,7 @@
 
 Each row is an example of the gallery at this grid's head dim and lengths, with values of its params and captured
 tensors; the shapes are those of published FlexAttention tables: batch 2, 16 heads, 16 K rows, head dim 128, and for the
-small window GPT-OSS's head dim 64 with the model width kept.
+small window GPT-OSS's head dim 64 with the model width kept. Unmasked rows are there to be compared with.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ def _slopes(shape: Shape) -> dict[str, Any]:
 
 
 VARIANTS: tuple[Variant, ...] = (
+    Variant("full", "full", "full"),
     Variant("causal", "causal", "causal"),
     Variant("window 1024", "mistral", "mistral", {"window": WINDOW}),
     Variant("documents 1500", "packing", "packing", captured=_starts),
@@ -77,6 +78,7 @@ VARIANTS: tuple[Variant, ...] = (
     Variant("ALiBi causal", "alibi", "alibi", captured=_slopes),
     Variant("softcap causal", "gemma2", "gemma2_global", {"cap": CAP}),
     Variant("relative", "relative", "relative", {"slope": SLOPE}),
+    Variant("full", "full", "full", head_dim=64),
     Variant("window 128, sinks", "gpt_oss", "gpt_oss_local", {"window": SINK_WINDOW}, head_dim=64),
 )
 

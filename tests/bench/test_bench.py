@@ -11,9 +11,10 @@ import torch
 
 from attngen import samples
 from attngen.bench import cells, flex, report
+from attngen.bench.kept import kept
 from attngen.bench.peers import PEERS, Case, Unsupported
 from attngen.bench.recognize import features
-from attngen.bench.runner import Row, kept_pairs
+from attngen.bench.runner import Row
 from attngen.cli import common
 from attngen.ref import dense
 from attngen.syntax import load_spec
@@ -132,7 +133,7 @@ def test_every_row_of_the_function_table_has_a_flex_spelling() -> None:
 )
 def test_kept_pairs(name, params, count) -> None:
     spec = example(name)
-    assert kept_pairs(cells.Cell(spec, 1, 1, 1, 1000, 1000), samples.params(spec, params), {}) == count
+    assert kept(cells.Cell(spec, 1, 1, 1, 1000, 1000), samples.params(spec, params), {}).pairs == count
 
 
 def test_flops_count_kept_pairs_only() -> None:
@@ -455,16 +456,17 @@ def test_memory_is_shown() -> None:
 
 #: Kept share of all pairs of each row, from its definition (i query, j key, N = 16384).
 SHARES = {
-    "causal": 0.5, "window 1024": 0.0606, "documents 1500": 0.0455, "prefix 4096": 0.5313, "ALiBi causal": 0.5,
-    "softcap causal": 0.5, "relative": 1.0, "window 128, sinks": 0.0078,
+    "full": 1.0, "causal": 0.5, "window 1024": 0.0606, "documents 1500": 0.0455, "prefix 4096": 0.5313,
+    "ALiBi causal": 0.5, "softcap causal": 0.5, "relative": 1.0, "window 128, sinks": 0.0078,
 }  # fmt: skip
 
 
 def test_the_grid_of_variants() -> None:
     from attngen.bench.variants import VARIANTS
 
-    found = {v.title: v.cell({}) for v in VARIANTS}
-    assert list(found) == list(SHARES)
+    assert [v.title for v in VARIANTS] == [*(t for t in SHARES if "sinks" not in t), "full", "window 128, sinks"]
+    assert [v.head_dim for v in VARIANTS] == [128] * 8 + [64, 64], "each head dim has an unmasked row to compare with"
+    found = {v.title: v.cell({}) for v in VARIANTS if v.title != "full"}
     for title, cell in found.items():
         wide = title != "window 128, sinks"
         assert (cell.batch, cell.heads_q, cell.heads_kv) == (2, 16 if wide else 32, 16 if wide else 32)
@@ -477,7 +479,7 @@ def test_variants_mean_what_they_say(title) -> None:
     """The mask of each row against its definition, at 4500 rows, and the values of its score."""
     from attngen.bench.variants import VARIANTS
 
-    (row,) = (v for v in VARIANTS if v.title == title)
+    row = next(v for v in VARIANTS if v.title == title)
     n = 4500
     cell = cells.with_shape(row.cell({}), batch=1, seqlen_q=n, seqlen_kv=n)
     shape = samples.Shape(1, cell.heads_q, cell.heads_kv, n, n)
@@ -489,15 +491,16 @@ def test_variants_mean_what_they_say(title) -> None:
         "documents 1500": (j <= i) & (i // 1500 == j // 1500),
         "prefix 4096": (j <= i) | (j < 4096),
         "relative": torch.ones(n, n, dtype=torch.bool),
+        "full": torch.ones(n, n, dtype=torch.bool),
         "window 128, sinks": (i - j >= 0) & (i - j < 128),
     }.get(title, j <= i)
-    assert kept_pairs(cell, params, tensors) == float(keep.sum())
+    assert kept(cell, params, tensors).pairs == float(keep.sum())
     if title == "ALiBi causal":
         assert tensors["slopes"][0] == 2.0**-0.5 and tensors["slopes"][15] == 2.0**-8
     mask_mod, score_mod = flex.mods(Case(cell, features(cell.spec, params), i, j, i, params, tensors))
     s, b, h = torch.tensor(7.0), torch.tensor(0), torch.tensor(3)
     near, far = torch.tensor(1000), torch.tensor(900)
-    assert bool(mask_mod(b, h, near, far)) is bool(keep[1000, 900]) if mask_mod else title == "relative"
+    assert bool(mask_mod(b, h, near, far)) is bool(keep[1000, 900]) if mask_mod else title in ("relative", "full")
     value = {
         "ALiBi causal": 7.0 - 2.0**-2 * 100, "softcap causal": 30 * torch.tanh(torch.tensor(7 / 30)).item(),
         "relative": 7.0 - 0.1,
@@ -652,3 +655,35 @@ def test_rehearsals_run_beside_and_cost_nothing_when_they_fail() -> None:
     begun = time.perf_counter()
     rehearse_all([(cell, ("hangs",))], 1, said.append, rehearse=rehearsed, timeout_s=1.0)
     assert "1 cells are still compiling" in said[-1] and time.perf_counter() - begun < 30
+
+
+# ---- what kept tiles cost --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tile", "tiles"),
+    [((100, 100), 55), ((100, 300), 1 + 1 + 1 + 2 + 2 + 2 + 3 + 3 + 3 + 4), ((999, 1000), 2), ((1, 1), 500500)],
+)
+def test_tiles_with_a_kept_pair(tile, tiles) -> None:
+    """Causal, 1000 x 1000: lower triangles of blocks, counted by hand."""
+    cell = cells.Cell(example("causal"), 1, 1, 1, 1000, 1000)
+    found = kept(cell, {}, {}, tile)
+    assert found.pairs == 500500
+    assert found.tile_share * -(-1000 // tile[0]) * -(-1000 // tile[1]) == pytest.approx(tiles)
+
+
+def test_time_over_the_share_of_tiles() -> None:
+    """Half of the tiles in 0.55 of the time: 10 % over; head dims and shapes are compared with their like only."""
+
+    def row(label: str, spec: str, ms: float, share: float, batch: int = 1) -> Row:
+        r = Row(label, spec, {"batch": batch}, share, tile_share=share)
+        r.milliseconds["attngen"], r.tflops["attngen"], r.spread["attngen"] = ms, 1.0, (1.0, 1.0)
+        return r
+
+    full, wide = row("full d64 1K", "full", 10.0, 1.0), row("full d128 1K", "full", 20.0, 1.0)
+    half, other = row("causal d128 1K", "causal", 11.0, 0.5), row("causal d64 1K", "causal", 11.0, 0.5, batch=2)
+    rows = [full, wide, half, other]
+    assert [report.over_tiles(r, rows) for r in rows] == [None, None, pytest.approx(1.1), None]
+    header, body = report.cells(rows, "flex")
+    assert [line[header.index("/ tiles")] for line in body] == ["-", "-", "1.100", "-"]
+    assert "/ tiles" not in report.cells([half, other])[0]
