@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from attngen.ir.backward import BackwardPlanSet
     from attngen.ir.plan import PlanSet
     from attngen.ir.tuned import Tuned
+    from attngen.jit.composed import Composed
     from attngen.jit.kernel import Attention
 
 log = logging.getLogger("attngen")
@@ -36,8 +37,10 @@ def build(
     backward: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
     **overrides: object,
-) -> Attention:
+) -> Attention | Composed:
     """Attention as `spec` says it, callable on torch tensors; see `attngen.jit.kernel.Attention` for the call.
+
+    A spec with `layout = packed_qkv` or `v = k[a:b]` takes one qkv, or no v: see `attngen.jit.composed`.
 
     `spec` is a path, the text of a spec (a string with a newline or a brace is text, any other string a path), or an
     AttentionSpec. `name` picks one attention block of a file (default: the last). `overrides` are the fields of
@@ -60,7 +63,7 @@ def build(
     found = settings()
     root = Path(cache_dir).expanduser().absolute() if cache_dir is not None else found.cache_dir
     cache = KernelCache(root, persistent=found.use_cache or cache_dir is not None)
-    attention = _attention(resolved, chosen, cache, progress)
+    attention = _callable(resolved, chosen, cache, progress)
     if backward:
         attention.backward.source  # noqa: B018 - its faults are said now, also without a GPU
     if _has_gpu(chosen):
@@ -278,6 +281,26 @@ def _dumped(source: KernelSource) -> KernelSource:
     return source
 
 
+def _callable(
+    spec: AttentionSpec, target: str, cache: Any, progress: Callable[[str, int, int], None] | None = None
+) -> Attention | Composed:
+    """The attention of a spec, behind a front where a call's arguments are not the kernel's."""
+    from attngen.jit.kernel import portable_json
+    from attngen.passes.parts import kernel_spec
+    from attngen.passes.serves import why_not
+
+    inner = kernel_spec(spec)
+    if inner is spec:
+        return _attention(spec, target, cache, progress)
+    reasons = why_not(spec, target)
+    if reasons:
+        raise AttnError(*reasons)
+    from attngen.jit.composed import front
+
+    recipe = (_rebuild, (portable_json(spec), target, str(cache.root) if cache.persistent else None))
+    return front(spec, _attention(inner, target, cache, progress), recipe)
+
+
 def _attention(
     spec: AttentionSpec, target: str, cache: Any, progress: Callable[[str, int, int], None] | None = None
 ) -> Attention:
@@ -336,7 +359,7 @@ def _twin(spec: AttentionSpec, target: str, cache: Any) -> Attention:
     return attention.compile() if _has_gpu(target) else attention
 
 
-def _rebuild(spec: str, target: str, root: str | None) -> Attention:
+def _rebuild(spec: str, target: str, root: str | None) -> Attention | Composed:
     """Build again from a pickle: the spec travels, the kernel comes from this machine's cache or compiler."""
     from attngen.jit.cache import KernelCache
 
@@ -344,7 +367,8 @@ def _rebuild(spec: str, target: str, root: str | None) -> Attention:
     cache = KernelCache(
         Path(root) if known and root else settings().cache_dir, persistent=settings().use_cache or known
     )
-    return _twin(AttentionSpec.model_validate_json(spec), target, cache)
+    attention = _callable(AttentionSpec.model_validate_json(spec), target, cache)
+    return attention.compile() if _has_gpu(target) else attention
 
 
 def _has_gpu(target: str) -> bool:

@@ -109,6 +109,18 @@ def qkv(
     return q, k, v
 
 
+def call_arguments(spec: AttentionSpec, q: Any, k: Any, v: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a built callable takes for these bshd q, k and v of `qkv`: its positional arguments, and keywords."""
+    import torch
+
+    if spec.layout.value == "packed_qkv":
+        return (torch.cat((q, k, v), 2),), {"heads_q": q.shape[2]}
+    given = (q, k) if v is None else (q, k, v)
+    if spec.layout.value == "bhsd":
+        given = tuple(x.transpose(1, 2).contiguous() for x in given)
+    return given, {}
+
+
 def segments(
     spec: AttentionSpec, shape: Shape, *, device: str = "cpu", dtype: Any = None, seed: int = 0
 ) -> dict[str, tuple[Any, Any]]:

@@ -20,6 +20,7 @@ from attngen.passes.launch import plan_launch
 from attngen.passes.mask_form import mask_form
 from attngen.passes.mask_plan import plan_mask
 from attngen.passes.memory import plan_memory
+from attngen.passes.parts import kernel_spec
 from attngen.passes.schedule import plan_schedule
 from attngen.passes.serves import why_not
 from attngen.stages import staged
@@ -128,6 +129,8 @@ def _tuned_plans(spec: AttentionSpec, form: MaskForm, tuned: Tuned) -> tuple[Ker
 def plan(spec: AttentionSpec, target: str = sm90.NAME, tuned: Tuned | None = None) -> PlanSet:
     """Choose at most three tile plans for `spec` on `target`: those of `tuned`, where given.
 
+    The set's spec is the kernel's (`passes.parts`).
+
     Raises:
         AttnError: E0401 the target is unknown; E0402 the spec uses what no kernel here serves yet; E0403 no candidate
             fits.
@@ -135,6 +138,7 @@ def plan(spec: AttentionSpec, target: str = sm90.NAME, tuned: Tuned | None = Non
     reasons = why_not(spec, target)
     if reasons:
         raise AttnError(*reasons)
+    spec = kernel_spec(spec)
     form = mask_form(spec)
     served: list[KernelPlan] = []
     rejected: dict[Rejected, float] = {}

@@ -21,6 +21,7 @@ from attngen.passes.base import Reject
 from attngen.passes.gradient import gradient_form
 from attngen.passes.mask_form import mask_form
 from attngen.passes.mask_plan import plan_mask
+from attngen.passes.parts import kernel_spec
 from attngen.stages import staged
 from attngen.targets import sm90
 from attngen.verify.backward import verify
@@ -73,7 +74,7 @@ def plan_candidate(
 
 @staged("plan backward")
 def plan_backward(spec: AttentionSpec, target: str = sm90.NAME, *, captured: Sequence[str] = ()) -> BackwardPlanSet:
-    """Choose the tile plan of the backward of `spec` on `target`.
+    """Choose the tile plan of the backward of `spec` on `target`; the set's spec is the kernel's (`passes.parts`).
 
     `captured`: tensors declared `grad` whose gradient is asked for, beside those of q, k and v.
 
@@ -87,6 +88,7 @@ def plan_backward(spec: AttentionSpec, target: str = sm90.NAME, *, captured: Seq
     reasons = why_not(spec, gradient, target, captured, deterministic)
     if reasons:
         raise AttnError(*reasons)
+    spec = kernel_spec(spec)
     form = mask_form(spec)
     served: list[BackwardPlan] = []
     rejected: list[Rejected] = []

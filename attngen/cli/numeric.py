@@ -122,8 +122,10 @@ def _plans(
     except AttnError as fault:
         return [Outcome("plan", case, skipped=_why(fault))]
     outcomes = []
+    q, k, v = qkv
+    v = k[..., spec.v_view_start :][..., : spec.head_dim_v] if v is None else v
     for p in plans.plans:
-        result = interp.run(p, spec, *(x.double() for x in qkv), **arguments)
+        result = interp.run(p, plans.spec, *(x.double() for x in (q, k, v)), **arguments)
         outcomes.append(_outcome(f"plan {p.name}", case, result[0], result[1], exact))
     return outcomes
 
@@ -133,21 +135,20 @@ def _kernel(
 ) -> Outcome:
     import torch
 
-    from attngen import api
+    from attngen import api, samples
     from attngen.ref.compare import error_ratio
 
     try:
         attn = api.build(spec, target=target)
-        on_gpu = [x.cuda() for x in qkv]
+        on_gpu = [x if x is None else x.cuda() for x in qkv]
         tensors = {n: t.cuda() for n, t in arguments["tensors"].items()}
-        bhsd = spec.layout.value == "bhsd"
-        given = [x.transpose(1, 2).contiguous() for x in on_gpu] if bhsd else on_gpu
-        extra: dict[str, Any] = {**arguments["params"], **tensors}
-        o, lse = attn(given[0], given[1], given[2], return_lse=True, **extra)
+        given, extra = samples.call_arguments(spec, *on_gpu)
+        extra |= {**arguments["params"], **tensors}
+        o, lse = attn(*given, return_lse=True, **extra)
         torch.cuda.synchronize()
     except AttnError as fault:
         return Outcome("kernel", case, skipped=_why(fault))
-    o = o.transpose(1, 2) if bhsd else o
+    o = o.transpose(1, 2) if spec.layout.value == "bhsd" else o
     found = error_ratio(o, spec, *on_gpu, lse=lse, params=arguments["params"], tensors=tensors)
     failed = not (found.ratio <= 1 and found.lse_error <= _LSE_KERNEL)
     return Outcome("kernel", case, found.error, found.allowed, found.lse_error, failed)

@@ -60,7 +60,7 @@ class _Attend(torch.autograd.Function):
         if _is_batched(dlse if do is None else do):  # torch.autograd.grad(is_grads_batched=True)
             raise transformed(attention.spec.name)
         q, k, v, o, lse, *tensors = ctx.saved_tensors
-        call = (ready, wanted, q, k, v, o, lse, do, dlse, params, tuple(tensors), scale)
+        call = (ready, wanted, q, k, v, o, lse, do, dlse, params, tuple(tensors), scale, attention.backward.joint)
         if not _grad_enabled():
             found = attention.backward.run(*call)
         else:  # create_graph=True

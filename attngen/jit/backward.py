@@ -20,7 +20,7 @@ from attngen.diag.diagnostic import AttnError, Diagnostic, error
 from attngen.ir.gradient import GradientKind
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
-from attngen.jit import captured, contract, launch, partial
+from attngen.jit import captured, contract, launch, partial, views
 from attngen.jit.cache import KernelCache
 from attngen.jit.launch import Ready
 from attngen.jit.load import Loaded, Progress, load
@@ -79,6 +79,8 @@ class Backward:
         self.learned = tuple(t.name for t in spec.tensors if t.grad)
         self.names = (*_QKV, *self.learned)
         self.variants: dict[Wanted, Variant] = {}
+        #: dq, dk and dv of eager autograd are slices of one tensor (`views.unpack`).
+        self.joint = False
         self._binder = binder
         self._scale = scale
         self._target = target
@@ -193,12 +195,14 @@ class Backward:
         params: tuple[Any, ...],
         tensors: tuple[Any, ...],
         scale: Any,
+        joint: bool = False,
     ) -> Gradients:
         """Gradients of `names`, None where not wanted.
 
         Shapes: q, k, v, o as in the call; lse (batch, heads_q, seqlen_q); `do` like o and `dlse` like lse, any strides,
         None for zeros; `params` and `tensors` in order of declaration, the caller's own. `ready` None: the reference.
-        Results have their input's shape, dtype and, where it is dense, strides.
+        Results have their input's shape, dtype and, where it is dense, strides; with `joint`, dq, dk and dv are slices
+        of one tensor where all of them are wanted.
         Raises: AttnError E0618 (the launch was refused), E0622 (deterministic algorithms were asked for).
         """
         value = self._scale.of(params) if scale is None else number(scale, self.spec)
@@ -208,7 +212,8 @@ class Backward:
         if variant.varies and _deterministic():
             self._varies()
         # Where the input is dense its strides are the gradient's: no copy on its way through a transposed view.
-        dq, dk, dv = (_empty_like(x) if on else x for x, on in zip((q, k, v), wanted, strict=False))
+        made_joint = views.joint_like(q, k, v) if joint and all(wanted[:3]) else None
+        dq, dk, dv = made_joint or (_empty_like(x) if on else x for x, on in zip((q, k, v), wanted, strict=False))
         sizes = sizes_of(self.spec, q, k)
         tail = (*params, *self._binder.widened(tensors, sizes)) if tensors else params
         axis, heads_kv = 1 if self._bhsd else 2, sizes["heads_kv"]

@@ -72,7 +72,7 @@ class Attention:
         plan: Callable[[], PlanSet] | None = None,
         explain: Callable[[PlanSet], str] = repr,
         rebuild: Callable[[AttentionSpec], Attention] | None = None,
-        recipe: tuple[Callable[..., Attention], tuple[Any, ...]] | None = None,
+        recipe: tuple[Callable[..., Any], tuple[Any, ...]] | None = None,
         backward: Callable[[tuple[str, ...]], KernelSource] | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -330,6 +330,7 @@ class Attention:
         with self._lock:
             if self._other is None:
                 self._other = self._rebuild(self.spec.replace(dtype=other))
+                self._other.backward.joint = self.backward.joint
         return self._other
 
     def _needs_grad(self, named: dict[str, Any]) -> bool:

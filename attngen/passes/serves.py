@@ -17,6 +17,18 @@ _DENSE = (
 )
 
 
+_DIMS = "head dims are multiples of 8 from 8 to 256"
+_ABSORBED = (
+    "a tile of K with its latent columns does not fit beside Q in registers and shared memory: prefill and training "
+    "take the form that is not absorbed, head_dim = 192, v = 128 (examples/mla.attn)"
+)
+
+
+def _is_absorbed(spec: AttentionSpec) -> bool:
+    """Latent attention with V's projection moved behind the softmax: one wide K, V its first columns."""
+    return spec.v_view_start is not None and spec.head_dim_qk > 256 and not spec.head_dim_qk % 8
+
+
 def why_not(spec: AttentionSpec, target: str) -> tuple[Diagnostic, ...]:
     """Every reason why no kernel for `target` serves `spec`; empty when one does."""
     if target != sm90.NAME:
@@ -42,17 +54,25 @@ def _gaps(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
     dims = (("head_dim", spec.head_dim_qk), ("v", spec.head_dim_v))
     for name, d in dims[: 1 if spec.head_dim_qk == spec.head_dim_v else 2]:
         if d % 8 or not 8 <= d <= 256:
-            yield f"{name} = {d}", spec.span, "head dims are multiples of 8 from 8 to 256"
-    if spec.layout not in (Layout.BSHD, Layout.BHSD):
-        yield f"layout {spec.layout}", spec.span, "use layout = bshd or bhsd"
+            yield f"{name} = {d}", spec.span, _ABSORBED if name == "head_dim" and _is_absorbed(spec) else _DIMS
+    if spec.layout not in (Layout.BSHD, Layout.BHSD, Layout.PACKED_QKV):
+        yield f"layout {spec.layout}", spec.span, "use layout = bshd, bhsd or packed_qkv"
     if spec.normalizer is not Normalizer.SOFTMAX:
         yield f"the {spec.normalizer} normalizer", spec.span, "use softmax"
     if spec.max_logit:
         yield "the max-logit output", spec.span, "leave it out"
     if spec.out_dtype not in (None, spec.dtype):
         yield f"{spec.out_dtype} output", spec.span, "the output has the inputs' dtype"
-    if spec.v_view_start is not None:
-        yield "V as a view of K", spec.span, "pass V as a tensor of its own"
+    if spec.layout is Layout.PACKED_QKV and spec.head_dim_v != spec.head_dim_qk:
+        yield "layout packed_qkv where V has a head dim of its own", spec.span, "one tensor has one: use layout = bshd"
+    if spec.layout is Layout.PACKED_QKV and spec.v_view_start is not None:
+        yield "layout packed_qkv with V as a view of K", spec.span, "use layout = bshd, and pass q and k"
+    if spec.v_view_start is not None and spec.v_view_start % 8:
+        yield (
+            f"a view of K that starts at column {spec.v_view_start}",
+            spec.span,
+            "start it at a multiple of 8, where TMA can: 16 bytes",
+        )
     if spec.branches:
         yield "branches", spec.branches[0].span or spec.span, "call one softmax for each branch and combine them"
     if spec.segments:

@@ -123,20 +123,25 @@ def call(
 
 
 def run(
-    made: Kernels, c: Call, *, seed: int = 0, sms: int = 4, workers: int = 132, **options: Any
+    made: Kernels, c: Call, *, seed: int = 0, sms: int = 4, workers: int = 132,
+    outputs: Sequence[Tensor] | None = None, **options: Any,
 ) -> tuple[dict[str, Tensor], Report]:
-    """One call: dq, dk, dv and the buffers of captured gradients by position, NaN where nothing was written."""
+    """One call: dq, dk, dv and the buffers of captured gradients by position, NaN where nothing was written.
+
+    `outputs`: memory for dq, dk and dv of bshd, filled with NaN.
+    """
     bhsd = c.spec.layout is Layout.BHSD
     tile_m, words = (made.meta["plans"][0][n] for n in ("tile_m", "workspace_per_tile"))
     b, sq, hq, _ = c.q.shape
     workspace = torch.full((b * hq * -(-sq // tile_m) * words,), math.nan)
-    outputs = [torch.full(x.shape, math.nan, dtype=x.dtype) for x in (c.q, c.k, c.v)]
+    given = outputs is not None
+    outputs = outputs or [torch.full(x.shape, math.nan, dtype=x.dtype) for x in (c.q, c.k, c.v)]
     extra = [buffer(entry, c) for entry in made.meta["gradients"]]
     tail = (*c.params.values(), *(expanded(c, n) for n in c.tensors))
     scale = Scale(c.spec)
     value = scale.default if scale.default == scale.default else scale.of(tail)
     big = [x.transpose(1, 2) if bhsd else x for x in (c.q, c.k, c.v, c.o, c.do, *outputs)]
-    big = [x if n < 5 and not bhsd else x.contiguous() for n, x in enumerate(big)]
+    big = [x if (n < 5 or given) and not bhsd else x.contiguous() for n, x in enumerate(big)]
     report = check(
         made.code, *big[:5], c.lse, c.dlse, *big[5:], workspace, value, workers, *tail, *extra, seed=seed, sms=sms,
         names=[*NAMES, *(f"extra argument {n}" for n in range(len(tail) + len(extra)))], **options,

@@ -207,7 +207,12 @@ GAPS: dict[str, tuple[AttentionSpec, str]] = {
     "head_dim 12": (spec(d=12, dv=64), "head_dim = 12"),
     "head_dim 264": (spec(d=264, dv=64), "head_dim = 264"),
     "head_dim v": (spec(d=64, dv=260), "v = 260"),
-    "packed": (spec(layout=Layout.PACKED_QKV), "layout packed_qkv"),
+    "packed v": (
+        spec(d=64, dv=32, layout=Layout.PACKED_QKV), "layout packed_qkv where V has a head dim of its own"
+    ),
+    "packed view": (
+        spec(d=64, dv=64, layout=Layout.PACKED_QKV, v_view_start=0), "layout packed_qkv with V as a view of K"
+    ),
     "varlen": (spec(layout=Layout.VARLEN), "layout varlen"),
     "padded": (spec(layout=Layout.PADDED), "layout padded"),
     "paged": (spec(layout=Layout.PAGED), "layout paged"),
@@ -215,7 +220,7 @@ GAPS: dict[str, tuple[AttentionSpec, str]] = {
     "relu": (spec(normalizer=Normalizer.RELU), "the relu normalizer"),
     "max_logit": (spec(max_logit=True), "the max-logit output"),
     "out_dtype": (spec(out_dtype=DType.F32), "f32 output"),
-    "v_view": (spec(d=64, v_view_start=0), "V as a view of K"),
+    "v_view": (spec(d=64, dv=32, v_view_start=4), "a view of K that starts at column 4"),
     "branches": (spec(branches=(Branch(name="one", score=TWO, mask=ONE, weight=x(1.0).e),)), "branches"),
     "segments": (spec(segments=(Segment(name="more", score=TWO, mask=ONE),)), "KV segments"),
     "block_sparse": (spec(block_sparse=BlockSparse(q=128, kv=128)), "block_sparse"),
