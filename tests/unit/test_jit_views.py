@@ -1,4 +1,4 @@
-"""One qkv, and V as columns of K: values, gradients in one tensor, refusals; on CPU tensors and with a stand-in kernel."""
+"""One qkv, and V as columns of K: values, gradients in one tensor, refusals; CPU tensors and a stand-in kernel."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_view_of_k(latent: Any) -> None:
     for x, e in zip((q, k), wide, strict=True):
         assert (x.grad - e.grad).norm() < 1e-2 * e.grad.norm()
     assert torch.equal(latent(q.detach(), k.detach()), o)
-    with pytest.raises(AttnError, match="k has 64|has 64") as fault:
+    with pytest.raises(AttnError, match="has 64") as fault:
         latent(q, k[..., :32])
     assert fault.value.diagnostics[0].code == "E0607"
 
