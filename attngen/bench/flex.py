@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, atoms_of
+from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, atoms_of, tensors_of
 
 if TYPE_CHECKING:
     from attngen.bench.peers import Case
@@ -28,6 +28,20 @@ _SPELLING = {
     "where": "torch.where({0}, {1}, {2})",
 }  # fmt: skip
 
+#: The same of Python numbers, which torch's functions do not take: what reads nothing but params and sizes.
+_NUMBERS = {
+    "or": "({0} or {1})", "and": "({0} and {1})", "not": "(not {0})", "min": "min({0}, {1})", "max": "max({0}, {1})",
+    "clamp": "min(max({0}, {1}), {2})", "exp": "math.exp({0})", "log": "math.log({0})", "log2": "math.log2({0})",
+    "sqrt": "math.sqrt({0})", "tanh": "math.tanh({0})", "sigmoid": "(1 / (1 + math.exp(-{0})))",
+    "softplus": "math.log1p(math.exp({0}))", "floor": "float(math.floor({0}))", "int": "int({0})",
+    "float": "float({0})", "where": "({1} if {0} else {2})",
+}  # fmt: skip
+_SIZES = {"seqlen_q", "seqlen_kv", "batch", "heads_q", "heads_kv"}
+
+
+def _is_number(e: Expr) -> bool:
+    return not tensors_of(e) and atoms_of(e) <= _SIZES
+
 
 def _print(e: Expr) -> str:
     if isinstance(e, Const):
@@ -39,9 +53,8 @@ def _print(e: Expr) -> str:
     if isinstance(e, Load):
         return f"t_{e.tensor}[{', '.join(_print(i) for i in e.indices)}]"
     assert isinstance(e, Apply)
-    if e.fn in ("exp", "log", "log2", "sqrt") and isinstance(e.args[0], Const):
-        return f"math.{e.fn}({_print(e.args[0])})"
-    return _SPELLING[e.fn].format(*(_print(a) for a in e.args))
+    spelling = _NUMBERS.get(e.fn, _SPELLING[e.fn]) if _is_number(e) else _SPELLING[e.fn]
+    return spelling.format(*(_print(a) for a in e.args))
 
 
 def mods(case: Case) -> tuple[Any, Any]:

@@ -25,6 +25,13 @@ SMALL = {
     "modernbert_local": {"half": 21},
     "longformer": {"half": 16},
     "ring_step": {"q_offset": 80, "kv_offset": 57},
+    "gemma3_local": {"keys": 33},
+    "streaming": {"keys": 19, "sinks": 3},
+    "bd3lm": {"half": 65, "size": 8},
+    "dinat": {"height": 11, "width": 12, "dilation": 2},
+    "swin_shifted": {"across": 2, "down": 1},
+    "evoformer_row": {"rows": 2},
+    "decode_local": {"keys": 9},
 }
 
 

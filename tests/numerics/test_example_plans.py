@@ -62,9 +62,9 @@ def test_skips_pay(s: AttentionSpec) -> None:
     """A plan runs tiles that keep something, and one for rows that keep nothing; those kept whole run unmasked."""
     sq = skv = 1024
     shape = samples.Shape(batch=1, heads_q=1, heads_kv=1, seqlen_q=sq, seqlen_kv=skv)
-    params, tensors = samples.params(s), samples.tensors(s, shape)
     p = plan(s).plans[0]
     small = narrow(s)
+    params, tensors = samples.params(s), samples.tensors(small, shape)
     q, k, v = (x.double() for x in samples.qkv(small, shape))
     _, _, trace = interp.run(p, small, q, k, v, params, tensors)
     at = {"b": torch.zeros(1, 1, 1, 1, dtype=torch.int64), "h": torch.zeros(1, 1, 1, 1, dtype=torch.int64)}

@@ -30,7 +30,7 @@ SPECS = {s.name: s for f in sorted((ROOT / "examples").glob("*.attn")) for s in 
 FILES = sorted((ROOT / "generated").glob("*.sm90.py"))
 PLANS = [(f, i) for f in FILES for i in range(f.read_text().count("    TilePlan(\n"))]
 #: Values small enough that a mask bites at these lengths.
-SMALL = {
+SMALL: dict[str, dict[str, Any]] = {
     "gemma2_local": {"keys": 50, "cap": 2.0},
     "gpt_oss_local": {"window": 29},
     "longformer": {"half": 16},
@@ -39,6 +39,13 @@ SMALL = {
     "llama4_local": {"chunk": 48},
     "modernbert_local": {"half": 21},
     "ring_step": {"q_offset": 80, "kv_offset": 57},
+    "gemma3_local": {"keys": 33},
+    "streaming": {"keys": 19, "sinks": 3},
+    "bd3lm": {"half": 35, "size": 8},
+    "dinat": {"height": 11, "width": 12, "dilation": 2},
+    "swin_shifted": {"across": 2, "down": 1},
+    "evoformer_row": {"rows": 2},
+    "decode_local": {"keys": 9},
 }
 #: Square past a tile's end, with grouped heads; more keys than rows, two batch elements; rows that may see no key.
 SHAPES = [Shape(1, 2, 1, 131, 131), Shape(2, 1, 1, 60, 203), Shape(1, 1, 1, 200, 77)]

@@ -66,7 +66,9 @@ def constants(text: str) -> dict[str, str]:
 def test_both_texts_are_there(file: Path, name: str, deterministic: bool) -> None:
     spec = load_spec(file, name=name, overrides={"deterministic": deterministic})
     gradients = plan_gradients(spec, "sm_90a")
-    assert gradients.plans is not None, gradients.refused
+    if gradients.plans is None:  # tests/examples says of which blocks
+        assert gradients.refused and "There is no backward in this file" in api.compile(spec).text
+        return
     front, back = emit(plan(spec)).text, emit_backward(gradients.plans).text
     source = emit_both(plan(spec), gradients.plans, gradients.notes)
     text = source.text
