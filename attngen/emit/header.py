@@ -9,7 +9,7 @@ from attngen.ir.backward import BackwardPlanSet
 from attngen.ir.expr import Const, Expr
 from attngen.ir.plan import KernelPlan, PlanSet
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.types import Layout
+from attngen.ir.types import Layout, Normalizer
 
 _WIDTH = 116
 #: A clause's text in a section comment; with the longest frame (`mask, element by element`) a line stays within 120.
@@ -61,6 +61,14 @@ _BACKWARD_USAGE = (
 )
 
 
+#: P and dS by normaliser.
+_FORMULAS = {
+    Normalizer.SOFTMAX: "P = exp(s - LSE) on kept pairs, D = rowsum(dO * O) - dLSE, dP = dO V^T, dS = P (dP - D)",
+    Normalizer.SIGMOID: "P = sigmoid(s) on kept pairs, dP = dO V^T, dS = P (1 - P) dP",
+    Normalizer.RELU: "P = max(s, 0) on kept pairs, dP = dO V^T, dS = [P > 0] dP",
+}
+
+
 def backward_docstring(plan_set: BackwardPlanSet, outputs: Sequence[str]) -> str:
     """Text between the triple quotes of a backward; nothing from the spec reaches it unescaped."""
     spec = plan_set.spec
@@ -71,7 +79,7 @@ def backward_docstring(plan_set: BackwardPlanSet, outputs: Sequence[str]) -> str
     slope = " slope" if not gradient.is_identity else ""
     lines += [*_formula(spec), ""]
     lines += [
-        f"P = exp(s - LSE) on kept pairs, D = rowsum(dO * O) - dLSE, dP = dO V^T, dS = P (dP - D){slope}",
+        f"{_FORMULAS[spec.normalizer]}{slope}",
         "dV = P^T dO, dQ = scale dS K, dK = scale dS^T Q; dK and dV sum over the query heads of a KV head",
         *(_wrap(f"    slope  {spelled(gradient.slope)}   the derivative of the score", 11) if slope else ()),
         "A row that keeps no key has no gradient." + (" Same bits from run to run." if plan_set.deterministic else ""),
@@ -142,7 +150,7 @@ def _formula(spec: AttentionSpec) -> list[str]:
     def clause(name: str, text: str) -> str:
         return f"    {name:<6} {' '.join(text.split())}"
 
-    out = ["O = softmax_kv(s, kept pairs) V,   s = scale <q, k>   with"]
+    out = [f"O = {sum_text(spec)}(s, kept pairs) V,   s = scale <q, k>   with"]
     if spec.score.kind != "atom":
         out += _wrap(clause("score", spelled(spec.score)), 11)
     out += _wrap(clause("mask", spelled(spec.mask)), 11)
@@ -150,8 +158,18 @@ def _formula(spec: AttentionSpec) -> list[str]:
         out += _wrap(clause("sink", f"{spelled(spec.sink)}   one more logit in the denominator"), 11)
     if spec.epilogue.kind != "atom":
         out += _wrap(clause("output", spelled(spec.epilogue)), 11)
+    if spec.normalizer is not Normalizer.SOFTMAX:
+        return [*out, "A row that keeps no key: O = 0. No sum over keys divides the weights, and no LSE is computed."]
     out.append("A row that keeps no key: O = 0, LSE = " + ("the sink." if spec.sink is not None else "-inf."))
     return out
+
+
+def sum_text(spec: AttentionSpec) -> str:
+    """What turns the kept scores of a row into weights."""
+    return "softmax_kv" if spec.normalizer is Normalizer.SOFTMAX else spec.normalizer.value
+
+
+_LSE = {True: "fp32, natural log", False: "fp32, neither read nor written"}
 
 
 def _tensors(spec: AttentionSpec) -> list[str]:
@@ -166,7 +184,7 @@ def _tensors(spec: AttentionSpec) -> list[str]:
         ("q", shape("heads_q", "seqlen_q", qk), f"{spec.dtype}"),
         ("k, v", kv_shape, f"as q; {kv_heads}"),
         ("o", shape("heads_q", "seqlen_q", v), "as q"),
-        ("lse", "(batch, heads_q, seqlen_q)", "fp32, natural log"),
+        ("lse", "(batch, heads_q, seqlen_q)", _LSE[spec.normalizer is Normalizer.SOFTMAX]),
     ]  # fmt: skip
     rows += [(p.name, f"{p.type} scalar", _bounds(p.minimum, p.maximum)) for p in spec.params]
     rows += [(t.name, f"({', '.join(str(d) for d in t.dims)})", f"{t.dtype}, any strides") for t in spec.tensors]

@@ -9,7 +9,7 @@ from attngen.emit.exprs import dim_name, safe_name
 from attngen.emit.straight import fold, straight_line
 from attngen.ir.expr import Atom, Expr, params_of
 from attngen.ir.spec import AttentionSpec, ParamDecl, TensorDecl
-from attngen.ir.types import DType, Layout, Type
+from attngen.ir.types import DType, Layout, Normalizer, Type
 
 #: Names that `reference` holds; nothing is read from a problem `p`.
 _ATOMS = frozenset(
@@ -41,6 +41,7 @@ class CheckView:
     mask: str
     lines: tuple[str, ...]
     score: str
+    weights: str
     has_sink: bool
     sink: str
     has_epilogue: bool
@@ -76,6 +77,7 @@ def check_view(spec: AttentionSpec) -> CheckView:
         mask=mask,
         lines=lines,
         score=texts[0],
+        weights="torch.sigmoid(s)" if spec.normalizer is Normalizer.SIGMOID else "s.clamp_min(0.0)",
         has_sink=spec.sink is not None,
         sink=texts[1] if spec.sink is not None else "",
         has_epilogue=has_epilogue,

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from attngen.emit.exprs import CutePrinter, dim_name, safe_name
-from attngen.emit.header import clipped, docstring, spelled
+from attngen.emit.header import clipped, docstring, spelled, sum_text
 from attngen.emit.selfcheck import check_view
 from attngen.emit.straight import fold, straight_line
+from attngen.emit.weights import weight
 from attngen.emit.view import Argument, Bounds, Clause, Dim, Formula, KernelView, MaskView, PlanView, Uses
 from attngen.ir.backward import BackwardCompute, BackwardPlanSet
 from attngen.ir.expr import Atom, Const, Expr
@@ -18,7 +19,7 @@ from attngen.ir.forms import Clause as MaskClause
 from attngen.ir.functions import apply
 from attngen.ir.plan import ComputePlan, KernelPlan, MaskPlan, PlanSet, Rescale
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.types import DType, Layout, Type
+from attngen.ir.types import DType, Layout, Normalizer, Type
 from attngen.passes.facts import Facts, facts_of, may_underflow
 
 _ELEMENT = {DType.BF16: ("cutlass.BFloat16", "bf16x2"), DType.FP16: ("cutlass.Float16", "f16x2")}
@@ -155,6 +156,7 @@ def common_fields(
     spec, c = plan_set.spec, compute
     args, dims = arguments(spec)
     element, packed = _ELEMENT[c.dtype]
+    forward = isinstance(plan_set, PlanSet)
     bshd = spec.layout is Layout.BSHD
 
     def shape(heads: str, length: str, columns: int) -> str:
@@ -174,6 +176,8 @@ def common_fields(
         "limits": repr(tuple(plan_set.limits)),
         "mask": mask_view(printer, mask, facts_of(spec)),
         "has_score": c.has_score,
+        "has_softmax": spec.normalizer is Normalizer.SOFTMAX,
+        "weight": weight(spec.normalizer, "w.acc_s[i]" if forward else "score", c.has_score),
         "layout_note": "(batch, seqlen, heads, head_dim)" if bshd else "(batch, heads, seqlen, head_dim)",
         "layout_modes": "[1, 3, 2, 0]" if bshd else "[2, 3, 1, 0]",
         "arguments": args,
@@ -213,7 +217,7 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
     return KernelView(
         **common,
         docstring=docstring(plan_set, kernel_id),
-        summary=f"O = softmax_kv(score(scale * Q K^T), kept where the mask holds) V for {plan_set.target}.",
+        summary=f"O = {sum_text(spec)}(score(scale * Q K^T), kept where the mask holds) V for {plan_set.target}.",
         meta=literal(meta),
         call=call_text(_FORWARD, common["arguments"]),
         is_differentiated=False,
@@ -229,6 +233,8 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         finish_first_note="Score and mask of the first tile." if c.has_score else "Mask of the first tile.",
         pingpong=first.schedule.pingpong,
         rescale_on_growth=c.rescale is Rescale.ON_GROWTH,
+        takes_exponentials=spec.normalizer is not Normalizer.RELU,
+        row_note="O and LSE" if common["has_softmax"] else "O",
         o_has_own_buffer=own,
         o_in_q_buffer=not own,
         q_empty_arrivals=4 if own else 1,

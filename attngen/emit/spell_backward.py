@@ -8,6 +8,7 @@ from attngen.emit.header import backward_docstring, clipped, spelled
 from attngen.emit.spell import ARGS, call_text, common_fields, formula, literal, uses
 from attngen.emit.straight import straight_line
 from attngen.emit.view import BackwardTile, BackwardView, Formula
+from attngen.emit.weights import backward_fields
 from attngen.ir.backward import BackwardPlan, BackwardPlanSet
 from attngen.passes.backward.memory import COUNTER_WORDS
 
@@ -43,7 +44,7 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         slope_note=", and d score / d s" if has_slope else "",
         slope_is_finite=gradient.is_finite,
         to_log2="LOG2E" if c.has_score else "w.scale_log2",
-        kept="P times the score's slope" if has_slope else "P",
+        **backward_fields(spec.normalizer, c.has_score, has_slope, has_captured),
         has_sink=bool(captured.sinks),
         sink=formula(printer, spec.sink if captured.sinks else None, "row"),
         outputs=captured.outputs,

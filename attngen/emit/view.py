@@ -112,6 +112,14 @@ class Uses:
 
 
 @dataclass(frozen=True)
+class Weight:
+    """The weight of a pair, where no other pair moves it, as text: what it is, and its value in place of the score."""
+
+    title: str
+    value: str
+
+
+@dataclass(frozen=True)
 class CommonView:
     """What templates of both directions read."""
 
@@ -127,6 +135,8 @@ class CommonView:
     mask: MaskView
     has_score: bool
     score: Formula
+    has_softmax: bool
+    weight: Weight
     has_sink: bool
     sink: Formula
     layout_note: str
@@ -158,6 +168,8 @@ class KernelView(CommonView):
     finish_first_note: str
     pingpong: bool
     rescale_on_growth: bool
+    takes_exponentials: bool
+    row_note: str
     o_has_own_buffer: bool
     o_in_q_buffer: bool
     q_empty_arrivals: int
@@ -251,6 +263,13 @@ class BackwardView(CommonView):
     gain_lines: tuple[str, ...]
     gain_slope: str
     has_slope: bool
+    weight_slope: str
+    packs_kept: bool
+    scales_to_log2: bool
+    probabilities_note: str
+    dp_note: str
+    dz_note: str
+    past_end_note: str
     slope: str
     slope_note: str
     slope_is_finite: bool

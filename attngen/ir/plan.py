@@ -30,6 +30,7 @@ class Rescale(StrEnum):
         "on_growth"  # only when some row of the warp grew by more than 2**8 (exact: one reference for O, sum and LSE)
     )
     ALWAYS = "always"
+    NEVER = "never"  # weights that no other key moves (sigmoid, relu): no reference, no sum, no LSE
 
 
 class ComputePlan(Node):

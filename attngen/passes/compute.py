@@ -9,7 +9,7 @@ from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, atoms_of, wal
 from attngen.ir.forms import MaskForm
 from attngen.ir.plan import ComputePlan, Rescale
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.types import Type
+from attngen.ir.types import Normalizer, Type
 from attngen.passes.base import Reject
 from attngen.passes.mask_plan import element_test
 from attngen.targets import sm90
@@ -108,7 +108,7 @@ def plan_compute(spec: AttentionSpec, form: MaskForm, candidate: Candidate) -> C
     Rejects   fragments that leave fewer registers than the loop's own state needs (they would spill)
     Sources   FlashAttention-3 (arXiv:2407.08608) section 3; docs/performance.md for the overhead
     """
-    score = not isinstance(spec.score, Atom)
+    score, softmax = not isinstance(spec.score, Atom), spec.normalizer is Normalizer.SOFTMAX
     elementwise = [spec.score] if score else []
     if element_test(form) == "elements":
         elementwise.append(form.mask)
@@ -132,8 +132,8 @@ def plan_compute(spec: AttentionSpec, form: MaskForm, candidate: Candidate) -> C
         head_dim_v=spec.head_dim_v,
         head_dim_qk_padded=padded(spec.head_dim_qk),
         head_dim_v_padded=padded(spec.head_dim_v),
-        rescale=Rescale.ON_GROWTH,
-        guard_interior=score and may_be_infinite(spec.score),
+        rescale=Rescale.ON_GROWTH if softmax else Rescale.NEVER,
+        guard_interior=score and softmax and may_be_infinite(spec.score),
         has_score=score,
         expression_registers=expressions,
     )

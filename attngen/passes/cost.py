@@ -5,10 +5,13 @@ from __future__ import annotations
 from attngen.ir.expr import Apply, walk
 from attngen.ir.plan import ComputePlan, Cost, KernelPlan, MaskPlan
 from attngen.ir.spec import AttentionSpec
+from attngen.ir.types import Normalizer
 from attngen.targets import sm90
 
 #: Issue slots an element takes: scale and subtract, max, add, half a pack, half a share of the loop.
 SLOTS = 5.5
+#: Issue slots and calls on the special-function unit by normaliser; sigmoid: scale, add; relu: scale, max.
+_WEIGHT = {Normalizer.SOFTMAX: (SLOTS, 1), Normalizer.SIGMOID: (3.0, 2), Normalizer.RELU: (3.0, 0)}
 #: Calls that run on the special-function unit beside exp2.
 _MUFU = {"exp", "log", "log2", "sqrt", "tanh", "sigmoid", "softplus", "div"}
 
@@ -18,8 +21,9 @@ def tile_cost(spec: AttentionSpec, compute: ComputePlan) -> Cost:
     c = compute
     elements = c.tile_m * c.tile_n
     calls = [n for n in walk(spec.score) if isinstance(n, Apply)]
-    slots = SLOTS + (len(calls) + 1 if c.has_score else 0)
-    mufu = 1 + sum(n.fn in _MUFU for n in calls)
+    own_slots, own_mufu = _WEIGHT[spec.normalizer]
+    slots = own_slots + (len(calls) + 1 if c.has_score else 0)
+    mufu = own_mufu + sum(n.fn in _MUFU for n in calls)
     mma = 2 * elements * (c.head_dim_qk_padded + c.head_dim_v_padded) / sm90.MMA_FLOP_PER_CYCLE
     exp = elements * mufu / sm90.EXP_PER_CYCLE
     issue = elements * slots / sm90.ISSUE_PER_CYCLE

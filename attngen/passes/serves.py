@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from attngen.diag.diagnostic import Diagnostic, Label
 from attngen.diag.span import Span
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.types import DType, Layout, Normalizer
+from attngen.ir.types import DType, Layout
 from attngen.targets import sm90
 
 #: What is left to do with a valid spec that no kernel serves: `build` needs a kernel, these do not.
@@ -57,8 +57,6 @@ def _gaps(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
             yield f"{name} = {d}", spec.span, _ABSORBED if name == "head_dim" and _is_absorbed(spec) else _DIMS
     if spec.layout not in (Layout.BSHD, Layout.BHSD, Layout.PACKED_QKV):
         yield f"layout {spec.layout}", spec.span, "use layout = bshd, bhsd or packed_qkv"
-    if spec.normalizer is not Normalizer.SOFTMAX:
-        yield f"the {spec.normalizer} normalizer", spec.span, "use softmax"
     if spec.max_logit:
         yield "the max-logit output", spec.span, "leave it out"
     if spec.out_dtype not in (None, spec.dtype):

@@ -61,10 +61,11 @@ def run(
     """Run the plan (of a set, the one that serves these lengths) on q (B, Sq, Hq, D), k and v (B, Skv, Hkv, D[v]).
 
     Returns o (B, Sq, Hq, Dv) and lse (B, Hq, Sq), both float64, and the tiles that ran. No key, no launch: then O is
-    the epilogue of 0 and LSE is -inf or the sink.
-    Raises: ValueError for a spec that no plan serves (branches, segments, other normalizers); E0650 to E0652.
+    the epilogue of 0 and LSE is -inf or the sink. Where rescale is `never` the kernel computes no LSE; this one then is
+    what the same walk gives a softmax.
+    Raises: ValueError for a spec that no plan serves (branches, segments); E0650 to E0652.
     """
-    if spec.branches or spec.segments or spec.normalizer is not Normalizer.SOFTMAX or spec.v_view_start is not None:
+    if spec.branches or spec.segments or spec.v_view_start is not None:
         raise ValueError(f"no plan serves `{spec.name}`: run ref.dense or ref.blockwise")
     if isinstance(plan, PlanSet):
         plan = plan.plans[plan.index(q.shape[1], k.shape[1])]
@@ -187,7 +188,7 @@ class _Execution:
         s = s * LOG2_E
         if tile.masked:
             s = torch.where(keep, s, torch.full_like(s, -torch.inf))
-        guard = tile.masked or self.plan.compute.guard_interior
+        guard = tile.masked or self.plan.compute.guard_interior or self.plan.compute.rescale is Rescale.NEVER
         return self.softmax(state, s, self.keys(self.part.v, g, start), guard)
 
     def kept(self, env: Mapping[str, Tensor], exists: Tensor) -> Tensor:
@@ -221,7 +222,14 @@ class _Execution:
         # a row without a reference has nothing to rescale
         shrink = torch.where(state.reference == -torch.inf, zero, (state.reference - reference).exp2())
         p = (s - reference).exp2()
-        return _State(top, state.total * shrink + p.sum(-1, keepdim=True), state.o * shrink + p @ v)
+        total = state.total * shrink + p.sum(-1, keepdim=True)
+        if self.plan.compute.rescale is Rescale.NEVER:
+            return _State(top, total, state.o + self.weights(s / LOG2_E) @ v)
+        return _State(top, total, state.o * shrink + p @ v)
+
+    def weights(self, z: Tensor) -> Tensor:
+        """Weights that no other key moves: 0 where z is -inf."""
+        return z.sigmoid() if self.bound.spec.normalizer is Normalizer.SIGMOID else z.clamp_min(0.0)
 
     def finish(self, state: _State, g: _Group) -> tuple[Tensor, Tensor]:
         """Sink, division, LSE and epilogue of the rows that exist."""
@@ -237,4 +245,5 @@ class _Execution:
         empty = total == 0
         safe_total = torch.where(empty, torch.ones_like(total), total)
         lse = torch.where(empty, torch.full_like(total, -torch.inf), (reference + safe_total.log2()) / LOG2_E)
-        return epilogue(self.bound, o / safe_total, env), lse.squeeze(-1)
+        o = o if self.plan.compute.rescale is Rescale.NEVER else o / safe_total
+        return epilogue(self.bound, o, env), lse.squeeze(-1)

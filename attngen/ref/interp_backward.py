@@ -20,6 +20,7 @@ import torch
 from attngen.ir.backward import BackwardPlanSet, BackwardSchedule
 from attngen.ir.expr import Atom
 from attngen.ir.gradient import Contribution, GradientKind
+from attngen.ir.types import Normalizer
 from attngen.ref.binding import Binding, bind
 from attngen.ref.evaluate import Tensor
 
@@ -92,6 +93,7 @@ def run(
 
     q (B, Sq, Hq, D), k and v (B, Skv, Hkv, D[v]), o and do (B, Sq, Hq, Dv), lse and dlse (B, Hq, Sq), at least one row
     and one key: a call without is not launched. `workers`: SMs of the GPU, which say how heads are grouped.
+    Where the normaliser needs no LSE, the kernel reads neither lse nor dlse.
     Raises: TurnError; ValueError for a call that is not launched; E0650 to E0652 as the dense meaning does.
     """
     bound = bind(plans.spec, q, k, v, params, tensors, scale)
@@ -259,8 +261,9 @@ class _Execution:
             # rows past the end: LSE = inf drops them where no score is evaluated
             dropped = ~keep if not isinstance(gradient.score, Atom) else ~(keep | (env["q_idx"] >= self.seqlen_q))
             z = z.masked_fill(dropped, -torch.inf)
-        p = (z * LOG2_E - self.lse[s.batch, s.head, at_q, None]).exp2()
-        dz = p * ((do @ v.T) - self.delta[s.batch, s.head, at_q, None])
+        p, slope = self.weights(z, s, at_q)
+        delta = 0.0 if self.separate else self.delta[s.batch, s.head, at_q, None]
+        dz = slope * ((do @ v.T) - delta)
         self.contribute(s, dz, env, keep)
         ds = dz if gradient.is_identity else self.product(dz, self.bound.value(gradient.slope, env, active=keep))
         p, ds = p[0, 0], ds[0, 0]
@@ -268,6 +271,22 @@ class _Execution:
         self.dk[s.batch, h_kv, at_kv] += ds.T @ q
         if self.takes_turn(s):
             self.dq[s.batch, s.head, at_q] += ds @ k
+
+    @property
+    def separate(self) -> bool:
+        """No other key moves a weight: no LSE, no D."""
+        return self.plans.spec.normalizer is not Normalizer.SOFTMAX
+
+    def weights(self, z: Tensor, s: Step, rows: slice) -> tuple[Tensor, Tensor]:
+        """P, and what turns dP - D into dz."""
+        if not self.separate:
+            p = (z * LOG2_E - self.lse[s.batch, s.head, rows, None]).exp2()
+            return p, p
+        if self.plans.spec.normalizer is Normalizer.SIGMOID:
+            p = z.sigmoid()
+            return p, p * (1 - p)
+        p = z.clamp_min(0.0)
+        return p, (p > 0).to(p.dtype)
 
     def takes_turn(self, s: Step) -> bool:
         """Whether the step adds to dQ; in a deterministic plan, count it."""
