@@ -304,8 +304,9 @@ def _callable(
 def _attention(
     spec: AttentionSpec, target: str, cache: Any, progress: Callable[[str, int, int], None] | None = None
 ) -> Attention:
-    from attngen.jit.kernel import Attention, portable_json
+    from attngen.jit.kernel import portable_json
     from attngen.jit.sources import recall, remember
+    from attngen.jit.unnormalized import kind_of
 
     described = portable_json(spec)
     tuned = _tuned(spec, target)
@@ -315,7 +316,7 @@ def _attention(
         planned = _plan(spec, target, tuned)
         source = _emit(planned)
         remember(cache, key, target, source)
-    return Attention(
+    return kind_of(spec, lambda other: _attention(other, target, cache, progress))(
         spec,
         _dumped(source),
         target,

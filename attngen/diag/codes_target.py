@@ -26,8 +26,8 @@ computes it on the CPU by its dense meaning, as `attngen.ref.dense.attention` do
 Kernels follow part by part. What no kernel serves yet is refused here, with the clause at fault; it is never ignored.
 
     attention x {
-      head_dim   = 64
-      normalizer = sigmoid            # refused for sm_90a: its kernels know softmax
+      head_dim = 64
+      layout   = paged                # refused for sm_90a: its kernels take no page table
     }
 
 Take the mend that the message gives. `compile` and `build` need a kernel, on CPU tensors too.

@@ -11,8 +11,8 @@ from attngen.emit.exprs import CutePrinter, dim_name, safe_name
 from attngen.emit.header import clipped, docstring, spelled, sum_text
 from attngen.emit.selfcheck import check_view
 from attngen.emit.straight import fold, straight_line
-from attngen.emit.weights import weight
 from attngen.emit.view import Argument, Bounds, Clause, Dim, Formula, KernelView, MaskView, PlanView, Uses
+from attngen.emit.weights import weight
 from attngen.ir.backward import BackwardCompute, BackwardPlanSet
 from attngen.ir.expr import Atom, Const, Expr
 from attngen.ir.forms import Clause as MaskClause

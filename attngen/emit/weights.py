@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from attngen.emit.view import Weight
 from attngen.ir.types import Normalizer
 
@@ -21,7 +23,7 @@ def weight(normalizer: Normalizer, score: str, has_score: bool) -> Weight:
     return Weight("2**(score - LSE)", "")
 
 
-def backward_fields(normalizer: Normalizer, has_score: bool, has_slope: bool, has_captured: bool) -> dict[str, object]:
+def backward_fields(normalizer: Normalizer, has_score: bool, has_slope: bool, has_captured: bool) -> dict[str, Any]:
     """The fields of `BackwardView` about P and its slope."""
     softmax = normalizer is Normalizer.SOFTMAX
     text, kept = ("", "P") if softmax else _SLOPES[normalizer]

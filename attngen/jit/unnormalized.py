@@ -6,6 +6,8 @@ kernel, the spec's softmax twin with a V of eight columns, and pays for that pas
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,9 +55,7 @@ class Unnormalized(Attention):
         """See the class."""
         alone = not return_lse and lse is None
         if alone or not isinstance(k, torch.Tensor) or k.device.type == "cpu":
-            return super().__call__(
-                q, k, v, return_lse=return_lse, out=out, lse=lse, scale=scale, check=check, **named
-            )
+            return super().__call__(q, k, v, return_lse=return_lse, out=out, lse=lse, scale=scale, check=check, **named)
         o = super().__call__(q, k, v, out=out, scale=scale, check=check, **named)
         rows = self.lse_of(q, k, scale, lse, named)
         return (o, rows) if return_lse else o
@@ -63,3 +63,10 @@ class Unnormalized(Attention):
     def lse_of(self, q: Any, k: Any, scale: float | None, lse: Any, named: dict[str, Any]) -> Any:
         """LSE (batch, heads_q, seqlen_q), fp32, differentiable in q, k and learned tensors; into `lse`, where given."""
         return self.twin(q, k, k.detach()[..., :_COLUMNS], return_lse=True, lse=lse, scale=scale, **named)[1]
+
+
+def kind_of(spec: AttentionSpec, build: Callable[[AttentionSpec], Attention]) -> Callable[..., Attention]:
+    """What makes the callable of `spec`; `build` makes that of the twin."""
+    if spec.normalizer is Normalizer.SOFTMAX:
+        return Attention
+    return partial(Unnormalized, twin=build(twin_of(spec)))

@@ -11,7 +11,7 @@ from attngen.diag.codes import CODES
 from attngen.diag.diagnostic import AttnError, Diagnostic
 from attngen.ir.plan import PlanSet
 from attngen.ir.spec import AttentionSpec, BlockSparse, Branch, Segment
-from attngen.ir.types import DType, Layout, Normalizer
+from attngen.ir.types import DType, Layout
 from attngen.passes.cost import launch_cycles
 from attngen.passes.mask_form import mask_form
 from attngen.passes.serves import why_not
@@ -216,8 +216,6 @@ GAPS: dict[str, tuple[AttentionSpec, str]] = {
     "varlen": (spec(layout=Layout.VARLEN), "layout varlen"),
     "padded": (spec(layout=Layout.PADDED), "layout padded"),
     "paged": (spec(layout=Layout.PAGED), "layout paged"),
-    "sigmoid": (spec(normalizer=Normalizer.SIGMOID), "the sigmoid normalizer"),
-    "relu": (spec(normalizer=Normalizer.RELU), "the relu normalizer"),
     "max_logit": (spec(max_logit=True), "the max-logit output"),
     "out_dtype": (spec(out_dtype=DType.F32), "f32 output"),
     "v_view": (spec(d=64, dv=32, v_view_start=4), "a view of K that starts at column 4"),
@@ -258,7 +256,6 @@ def test_e0402_of_a_schedule_points_at_its_entry(entry: str, what: str, place: s
 @pytest.mark.parametrize(
     ("clauses", "clause"),
     [
-        ("normalizer = sigmoid", "sigmoid"),
         ("layout = varlen", "varlen"),
         ("block_sparse { q = 128, kv = 128 }", "block_sparse"),
     ],
