@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from attngen.ir.tuned import Tuned
     from attngen.jit.composed import Composed
     from attngen.jit.kernel import Attention
+    from attngen.jit.unserved import ReferenceAttention
 
 log = logging.getLogger("attngen")
 SpecLike = AttentionSpec | str | os.PathLike[str]
@@ -37,7 +38,7 @@ def build(
     backward: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
     **overrides: object,
-) -> Attention | Composed:
+) -> Attention | Composed | ReferenceAttention:
     """Attention as `spec` says it, callable on torch tensors; see `attngen.jit.kernel.Attention` for the call.
 
     A spec with `layout = packed_qkv` or `v = k[a:b]` takes one qkv, or no v: see `attngen.jit.composed`.
@@ -51,11 +52,14 @@ def build(
     is compiled until a CUDA tensor arrives, and CPU tensors run the blockwise reference.
     The backward kernel is made when a call first needs gradients, or now with `backward=True` (planned and emitted, and
     compiled where there is such a GPU).
+    A spec that uses what no kernel serves yet is refused on a machine with such a GPU; elsewhere it gives a callable
+    for CPU tensors, with an AttngenNotice of the reasons: see `attngen.jit.unserved`.
     `progress(what, done, total)` is called while plans compile.
 
     Raises: AttnError E01xx-E03xx (the spec), E04xx (no plan serves it, with the reasons), E05xx (this machine).
     """
     from attngen.jit.cache import KernelCache
+    from attngen.jit.unserved import ReferenceAttention
 
     options = Options.parse({**overrides, "target": target})
     resolved = resolve(spec, name, options)
@@ -64,6 +68,8 @@ def build(
     root = Path(cache_dir).expanduser().absolute() if cache_dir is not None else found.cache_dir
     cache = KernelCache(root, persistent=found.use_cache or cache_dir is not None)
     attention = _callable(resolved, chosen, cache, progress)
+    if isinstance(attention, ReferenceAttention):
+        return attention
     if backward:
         attention.backward.source  # noqa: B018 - its faults are said now, also without a GPU
     if _has_gpu(chosen):
@@ -283,21 +289,30 @@ def _dumped(source: KernelSource) -> KernelSource:
 
 def _callable(
     spec: AttentionSpec, target: str, cache: Any, progress: Callable[[str, int, int], None] | None = None
-) -> Attention | Composed:
-    """The attention of a spec, behind a front where a call's arguments are not the kernel's."""
+) -> Attention | Composed | ReferenceAttention:
+    """The attention of a spec, behind a front where a call's arguments are not the kernel's; without a kernel for what
+    it means, the reference, unless a GPU waits for a kernel."""
     from attngen.jit.kernel import portable_json
     from attngen.passes.parts import kernel_spec
     from attngen.passes.serves import why_not
 
+    reasons = why_not(spec, target)
+    recipe = (_rebuild, (portable_json(spec), target, str(cache.root) if cache.persistent else None))
+    if reasons:
+        from attngen.ir.spec import ScheduleHints
+
+        # a wish of the schedule that cannot be honoured is no reason to do without a kernel
+        meant = why_not(spec.replace(schedule=ScheduleHints()), target)
+        if not meant or meant[0].code != "E0402" or _has_gpu(target):
+            raise AttnError(*reasons)
+        from attngen.jit.unserved import ReferenceAttention
+
+        return ReferenceAttention(spec, target, reasons, recipe)
     inner = kernel_spec(spec)
     if inner is spec:
         return _attention(spec, target, cache, progress)
-    reasons = why_not(spec, target)
-    if reasons:
-        raise AttnError(*reasons)
     from attngen.jit.composed import front
 
-    recipe = (_rebuild, (portable_json(spec), target, str(cache.root) if cache.persistent else None))
     return front(spec, _attention(inner, target, cache, progress), recipe)
 
 
@@ -360,7 +375,7 @@ def _twin(spec: AttentionSpec, target: str, cache: Any) -> Attention:
     return attention.compile() if _has_gpu(target) else attention
 
 
-def _rebuild(spec: str, target: str, root: str | None) -> Attention | Composed:
+def _rebuild(spec: str, target: str, root: str | None) -> Attention | Composed | ReferenceAttention:
     """Build again from a pickle: the spec travels, the kernel comes from this machine's cache or compiler."""
     from attngen.jit.cache import KernelCache
 

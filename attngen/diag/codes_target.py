@@ -30,7 +30,8 @@ Kernels follow part by part. What no kernel serves yet is refused here, with the
       layout   = paged                # refused for sm_90a: its kernels take no page table
     }
 
-Take the mend that the message gives. `compile` and `build` need a kernel, on CPU tensors too.
+Take the mend that the message gives. `compile` needs a kernel, and so does `build` where there is a GPU; elsewhere
+`build` warns with the reasons and gives a callable that runs the reference on CPU tensors.
 """,
     ),
     Code(

@@ -10,13 +10,11 @@ from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout
 from attngen.targets import sm90
 
-#: What is left to do with a valid spec that no kernel serves: `build` needs a kernel, these do not.
+#: What is left to do with a valid spec that no kernel serves.
 _DENSE = (
-    "the spec is valid, though `compile` and `build` need a kernel: `attngen run SPEC` and "
-    "`attngen.ref.dense.attention` compute it by its dense meaning"
+    "the spec is valid: without a GPU `build` gives a callable that runs it on CPU tensors, and `attngen run SPEC` and "
+    "`attngen.ref.dense.attention` compute it by its dense meaning; `compile` needs a kernel"
 )
-
-
 _DIMS = "head dims are multiples of 8 from 8 to 256"
 _ABSORBED = (
     "a tile of K with its latent columns does not fit beside Q in registers and shared memory: prefill and training "

@@ -60,7 +60,7 @@ REFUSED = {
     "bigbird_lists": {"block_sparse"},
     "cascade": {"KV segments"},
     "diffllama": {"branches"},
-    "mla_decode": {"head_dim = 576", "v = 512", "layout paged", "V as a view of K"},
+    "mla_decode": {"head_dim = 576", "v = 512", "layout paged"},
     "modernbert_unpadded": {"layout varlen"},
     "modernbert_unpadded_global": {"layout varlen"},
     "padded_decode": {"layout padded"},

@@ -8,8 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 import attngen
+from attngen import api
 from attngen.cli.main import app
 from attngen.diag.diagnostic import AttnError
+from attngen.jit.kernel import AttngenNotice
 
 BODIES = {
     "branches": """head_dim = 16, v = 24
@@ -22,7 +24,6 @@ BODIES = {
     weight = -lam[h]
   }""",
     "KV segments": "head_dim = 16\n  mask = kv_idx <= q_pos\n  segment past {\n    mask = kv_idx > 3\n  }",
-    "V as a view of K": "head_dim = 32\n  v = k[8:24]",
     "the sigmoid normalizer": "head_dim = 16\n  normalizer = sigmoid",
     "the relu normalizer": "head_dim = 16\n  normalizer = relu",
     "f32 inputs": "head_dim = 16\n  dtype = f32",
@@ -45,8 +46,14 @@ def test_run_gives_a_result_and_the_reason(what: str, tmp_path: Path) -> None:
     assert f"not run: plan: E0402: sm_90a kernels do not serve {what} yet" in done.stderr
 
 
-def test_the_note_is_true(tmp_path: Path) -> None:
+def test_the_note_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "attn 1\nattention a {\n  head_dim = 264\n}\n"
     with pytest.raises(AttnError) as fault:
-        attngen.build("attn 1\nattention a {\n  head_dim = 16\n  normalizer = relu\n}\n")
+        attngen.compile(text)
     (note,) = fault.value.diagnostics[0].notes
-    assert "attngen run SPEC" in note and "attngen.ref.dense.attention" in note and "CPU tensors" not in note
+    assert "attngen run SPEC" in note and "attngen.ref.dense.attention" in note and "without a GPU `build`" in note
+    with pytest.warns(AttngenNotice, match="runs on CPU tensors only"):
+        attngen.build(text)
+    monkeypatch.setattr(api, "_has_gpu", lambda target: True)
+    with pytest.raises(AttnError):
+        attngen.build(text)

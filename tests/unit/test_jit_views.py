@@ -190,5 +190,5 @@ def test_what_it_is(packed: Any) -> None:
 )
 def test_what_no_kernel_serves_is_refused_with_a_mend(clauses: str, words: str) -> None:
     with pytest.raises(AttnError, match="E0402") as fault:
-        attngen.build(f"attn 1\nattention x {{\n  {clauses}\n}}\n")
+        attngen.compile(f"attn 1\nattention x {{\n  {clauses}\n}}\n")
     assert words in str(fault.value)

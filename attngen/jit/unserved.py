@@ -1,0 +1,164 @@
+"""The callable of a spec that no kernel serves: CPU tensors run the blockwise reference, others are refused.
+
+What is refused is said twice: in a notice when it is built, and in the error that a tensor on another device meets.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import torch
+
+from attngen.diag.diagnostic import AttnError, Diagnostic, error
+from attngen.ir.spec import AttentionSpec
+from attngen.ir.types import Layout
+from attngen.jit import autograd, contract, views
+from attngen.jit.checks import check_call
+from attngen.jit.kernel import AttngenNotice
+from attngen.jit.named import Binder
+from attngen.jit.scale import Scale, number
+
+Recipe = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+class ReferenceAttention:
+    """Attention as `spec` says it, on CPU tensors; `reasons` say why no kernel for `target` computes it.
+
+    `attn(q, k, v, **params_and_tensors)` returns o; with `return_lse=True`, (o, lse).
+
+    Shapes: as the spec's layout has them for `attngen.jit.kernel.Attention`; packed_qkv: qkv and `heads_q`, as
+    `attngen.jit.composed`; V as a view of K: no v. Branches: q and k are tuples, one for each branch, and lse has a
+    leading axis of branches. Segments: `segments={name: (k, v)}`. Paged: k and v are (pages, page_size, heads_kv, D)
+    and `page_table` int32 (batch, pages of a sequence) says where the pages of a sequence lie, all of them full.
+    Numerics: fp32 inside (`attngen.ref.blockwise`), o in the dtype of q or the spec's, lse fp32. O(N) memory.
+    Keywords: `scale` (natural units) overrides the spec's; `check=True` looks for NaN, broken `sorted` promises and
+    indices out of range.
+    Gradients: by torch's autograd through the reference, of q, k, v and the tensors declared `grad`.
+    Raises: AttnError with the reasons (E0402) for tensors on another device, and for whatever needs a kernel; E0601 to
+    E0614, E0650 to E0652 (arguments).
+    """
+
+    def __init__(self, spec: AttentionSpec, target: str, reasons: tuple[Diagnostic, ...], recipe: Recipe) -> None:
+        self.spec = spec
+        self.target = target
+        self.reasons = reasons
+        self._recipe = recipe
+        #: The spec in the layout that the operands have once pages and packed tensors are taken apart.
+        self._plain = spec if spec.layout is Layout.BHSD else spec.replace(layout=Layout.BSHD)
+        self._binder = Binder(self._plain)
+        self._scale = Scale(spec)
+        what = "; ".join(d.message for d in reasons)
+        warnings.warn(f"`{spec.name}` runs on CPU tensors only: {what}", AttngenNotice, stacklevel=4)
+
+    def __call__(
+        self,
+        *qkv: Any,
+        return_lse: bool = False,
+        scale: float | None = None,
+        check: bool = False,
+        segments: Mapping[str, tuple[Any, Any]] | None = None,
+        heads_q: int | None = None,
+        page_table: Any = None,
+        **named: Any,
+    ) -> Any:
+        """See the class."""
+        from attngen.ref import blockwise
+
+        qs, ks, v = self._operands(qkv, heads_q)
+        for x in (*qs, *ks, v):
+            if isinstance(x, torch.Tensor) and x.device.type != "cpu":
+                self.refuse()
+        if self.spec.layout is Layout.PAGED:
+            ks, v = [_paged(x, page_table) for x in ks], _paged(v, page_table)
+        tail = self._binder.bind(named, qs[0], ks[0])
+        params, tensors = self._binder.split(tail)
+        whole = v if v is not None else views.keys_and_values(self.spec, ks[0])[1]
+        for q, k in zip(qs, ks, strict=True):
+            contract.validate(self._plain, q, k, whole, tensors, strides=False)
+            if check:
+                check_call(self._plain, q, k, whole, params, tensors)
+        for decl in self.spec.tensors:
+            if torch.is_grad_enabled() and tensors[decl.name].requires_grad and not decl.grad:
+                raise autograd.lost_gradient(self.spec.name, decl.name)
+        value = self._scale.of(tail) if scale is None else number(scale, self.spec)
+        several = (tuple(map(self._bshd, qs)), tuple(map(self._bshd, ks))) if self.spec.branches else None
+        q, k = several or (self._bshd(qs[0]), self._bshd(ks[0]))
+        parts = {n: (self._bshd(a), self._bshd(b)) for n, (a, b) in (segments or {}).items()}
+        with torch.autocast("cpu", enabled=False):
+            given = None if v is None else self._bshd(v)
+            o, lse = blockwise.attention(self.spec, q, k, given, params, tensors, value, parts)
+        o = self._bshd(o).contiguous()
+        return (o, lse.contiguous()) if return_lse else o
+
+    def refuse(self) -> NoReturn:
+        """Raise the reasons why there is no kernel."""
+        raise AttnError(*self.reasons)
+
+    def compile(self, device: int | None = None, *, backward: Any = False) -> NoReturn:
+        """Raises: AttnError E0402, there is no kernel to compile."""
+        self.refuse()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("source", "plan_set", "plans", "explain", "path", "backward"):
+            self.refuse()
+        raise AttributeError(name)
+
+    def __repr__(self) -> str:
+        s = self.spec
+        return f"<attngen.ReferenceAttention {s.name} {s.dtype.value} {s.layout.value} on the CPU>"
+
+    def __reduce__(self) -> Recipe:
+        return self._recipe
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ReferenceAttention:
+        return self
+
+    def _operands(self, qkv: tuple[Any, ...], heads_q: int | None) -> tuple[list[Any], list[Any], Any]:
+        """The q and the k of each branch (one without branches), and v, None where it is a view of k."""
+        spec = self.spec
+        if spec.layout is Layout.PACKED_QKV:
+            qkv = views.unpack(spec, *qkv, heads_q) if len(qkv) == 1 else qkv
+        takes = "q and k" if spec.v_view_start is not None else "q, k and v"
+        if len(qkv) != (2 if spec.v_view_start is not None else 3):
+            raise error("E0604", f"`{spec.name}` takes {takes}, found {len(qkv)} tensors", helps=(f"pass {takes}",))
+        q, k, v = (*qkv, None)[:3]
+        count = len(spec.branches)
+        qs, ks = ([x] if not count else list(x) if isinstance(x, tuple | list) else [] for x in (q, k))
+        if count and not len(qs) == len(ks) == count:
+            names = ", ".join(b.name for b in spec.branches)
+            raise error(
+                "E0604",
+                f"`{spec.name}` takes a q and a k for each of its {count} branches",
+                notes=(f"its branches: {names}",),
+                helps=("pass q and k as tuples, in the order of the branches",),
+            )
+        for name, x in (*(("q", x) for x in qs), *(("k", x) for x in ks), *([("v", v)] if len(qkv) == 3 else [])):
+            if not isinstance(x, torch.Tensor):
+                raise error("E0604", f"`{name}` must be a torch tensor, found {type(x).__name__}", helps=("pass one",))
+        return qs, ks, v
+
+    def _bshd(self, x: Any) -> Any:
+        return x.transpose(1, 2) if self.spec.layout is Layout.BHSD else x
+
+
+def _paged(x: Any, table: Any) -> Any:
+    """(pages, page_size, heads, D) as (batch, seqlen, heads, D), by the table (batch, pages of a sequence)."""
+    if x is None:
+        return None
+    if not isinstance(table, torch.Tensor) or table.ndim != 2 or table.dtype != torch.int32:
+        found = f"{table.dtype} {tuple(table.shape)}" if isinstance(table, torch.Tensor) else type(table).__name__
+        raise error(
+            "E0604",
+            f"`page_table` must be an int32 tensor (batch, pages of a sequence), found {found}",
+            notes=("layout paged: k and v are (pages, page_size, heads_kv, head_dim)",),
+            helps=("pass page_table=",),
+        )
+    if table.numel() and not 0 <= int(table.min()) <= int(table.max()) < x.shape[0]:
+        raise error(
+            "E0650",
+            f"`page_table` names pages {int(table.min())} to {int(table.max())}, the cache has {x.shape[0]}",
+            helps=("give pages from 0 on",),
+        )
+    return x[table.long()].flatten(1, 2)
