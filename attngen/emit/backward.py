@@ -46,7 +46,7 @@ def kernel_id_of(plan_set: BackwardPlanSet) -> str:
 def meta_of(plan_set: BackwardPlanSet, kernel_id: str) -> dict[str, Any]:
     """ATTN_META: what tools and the callable need to know, plain literals only."""
     return {
-        **spec_meta(plan_set.spec, kernel_id, "backward", plan_set.target),
+        **spec_meta(plan_set.spec, kernel_id, "backward", plan_set.target, plan_set.plans[0].mask.form.tables),
         "plans": [_plan_meta(p) for p in plan_set.plans],
         "limits": list(plan_set.limits),
         "backward": {

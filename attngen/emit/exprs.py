@@ -32,6 +32,7 @@ tma_mdO tma_mdV v_full walk_full words workspace zeros
 block gD gLSE group_pairs groups keeps last_column last_row pairs passes r_0 total
 COUNTER_WORDS WALK_STAGES counters heads_dkv heads_per_cta layout_dk layout_dv mma_dp own_dk own_dv sdK sdV walks
 boxes layout_boxes layout_peer_k rank sPeerK ticket
+TABLE_THREADS above build_tables counts fill fill_tables middle positions table_words tables wanted
 """
 #: Words that the generated file defines or that Python and the DSL give a meaning; a name of a spec that is one of them
 #: gets a trailing underscore in the kernel.

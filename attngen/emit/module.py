@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from attngen.emit.env import environment, tidy
@@ -12,6 +13,7 @@ from attngen.emit.spell import kernel_view
 from attngen.ir.expr import Const
 from attngen.ir.plan import KernelPlan, PlanSet
 from attngen.ir.spec import AttentionSpec
+from attngen.ir.tables import Table
 from attngen.source import KernelSource, body_sha256
 from attngen.verify.source import parsed, verify_source
 
@@ -52,8 +54,10 @@ def kernel_id_of(plan_set: PlanSet) -> str:
     return f"{plan_set.spec.name}_fwd_{plan_set.target.removesuffix('a')}_{digest}"
 
 
-def spec_meta(spec: AttentionSpec, kernel_id: str, direction: str, target: str) -> dict[str, Any]:
-    """The entries of ATTN_META that follow from the spec."""
+def spec_meta(
+    spec: AttentionSpec, kernel_id: str, direction: str, target: str, tables: Sequence[Table] = ()
+) -> dict[str, Any]:
+    """The entries of ATTN_META that follow from the spec and from the tables of its mask."""
     described = spec.replace(doc=None).model_dump_json()
     return {
         "kernel_id": kernel_id,
@@ -75,13 +79,14 @@ def spec_meta(spec: AttentionSpec, kernel_id: str, direction: str, target: str) 
             for p in spec.params
         ],
         "tensors": [{"name": t.name, "dtype": t.dtype.value, "dims": list(t.dims)} for t in spec.tensors],
+        **({"tables": [{"name": t.name, "dims": list(t.dims)} for t in tables]} if tables else {}),
     }
 
 
 def meta_of(plan_set: PlanSet, kernel_id: str) -> dict[str, Any]:
     """ATTN_META: what tools and the callable need to know, plain literals only."""
     return {
-        **spec_meta(plan_set.spec, kernel_id, "forward", plan_set.target),
+        **spec_meta(plan_set.spec, kernel_id, "forward", plan_set.target, plan_set.plans[0].mask.form.tables),
         "plans": [_plan_meta(p) for p in plan_set.plans],
         "limits": list(plan_set.limits),
     }

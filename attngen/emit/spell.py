@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from attngen.emit.exprs import CutePrinter, dim_name, safe_name
 from attngen.emit.header import clipped, docstring, spelled, sum_text
 from attngen.emit.selfcheck import check_view
 from attngen.emit.straight import fold, straight_line
+from attngen.emit.tables import TABLE_ARGUMENTS, spell_tables
 from attngen.emit.view import Argument, Bounds, Clause, Dim, Formula, KernelView, MaskView, PlanView, Uses
 from attngen.emit.weights import weight
 from attngen.ir.backward import BackwardCompute, BackwardPlanSet
@@ -153,7 +155,8 @@ def common_fields(
     plan_set: PlanSet | BackwardPlanSet, printer: CutePrinter, compute: ComputePlan | BackwardCompute, mask: MaskPlan
 ) -> dict[str, Any]:
     """The fields of `CommonView` that follow from the spec and the tile; `printer` collects the helpers they call."""
-    spec, c = plan_set.spec, compute
+    spec, c, tables = plan_set.spec, compute, mask.form.tables
+    facts = facts_of(spec, tables)
     args, dims = arguments(spec)
     element, packed = _ELEMENT[c.dtype]
     forward = isinstance(plan_set, PlanSet)
@@ -174,7 +177,12 @@ def common_fields(
         "head_dim_qk": extent(c.head_dim_qk, c.head_dim_qk_padded),
         "head_dim_v": extent(c.head_dim_v, c.head_dim_v_padded),
         "limits": repr(tuple(plan_set.limits)),
-        "mask": mask_view(printer, mask, facts_of(spec)),
+        "mask": mask_view(printer, mask, facts),
+        "has_tables": bool(tables),
+        "tables": spell_tables(printer, tables, facts),
+        "table_words": " + ".join(
+            f"{n} * {text}" if n > 1 else text for text, n in Counter(" * ".join(t.dims) for t in tables).items()
+        ),
         "has_score": c.has_score,
         "has_softmax": spec.normalizer is Normalizer.SOFTMAX,
         "weight": weight(spec.normalizer, "w.acc_s[i]" if forward else "score", c.has_score),
@@ -219,7 +227,7 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         docstring=docstring(plan_set, kernel_id),
         summary=f"O = {sum_text(spec)}(score(scale * Q K^T), kept where the mask holds) V for {plan_set.target}.",
         meta=literal(meta),
-        call=call_text(_FORWARD, common["arguments"]),
+        call=call_text(_FORWARD, common["arguments"], TABLE_ARGUMENTS if common["has_tables"] else ()),
         is_differentiated=False,
         lowest=_LOWEST[c.dtype],
         plans=tuple(_plan_view(p) for p in plan_set.plans),

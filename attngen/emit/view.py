@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attngen.emit.selfcheck import CheckView
+from attngen.emit.tables import TableView
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,9 @@ class CommonView:
     layout_note: str
     layout_modes: str
     arguments: tuple[Argument, ...]
+    has_tables: bool
+    tables: tuple[TableView, ...]
+    table_words: str
     call: str
     dims: tuple[Dim, ...]
     shape_q: str

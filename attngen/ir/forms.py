@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from attngen.ir.base import Node
 from attngen.ir.expr import Expr
+from attngen.ir.tables import Table
 
 
 class Clause(Node):
@@ -44,12 +48,21 @@ class TileBounds(Node):
 
 
 class MaskForm(Node):
-    """The mask equals the OR of `clauses` (none: nothing is kept)."""
+    """The mask equals the OR of `clauses` (none: nothing is kept). `tables`: those that clauses and bounds read."""
 
     mask: Expr
     clauses: tuple[Clause, ...]
     bounds: tuple[TileBounds, ...]
     reasons: tuple[Reason, ...] = ()
+    tables: tuple[Table, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _lean(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without tables where there are none: a kernel's name hashes this, and should not move with what it lacks."""
+        out: dict[str, Any] = handler(self)
+        if not self.tables:
+            out.pop("tables", None)
+        return out
 
     @cached_property
     def is_full(self) -> bool:

@@ -80,7 +80,7 @@ class Binder:
         count = len(self.params)
         return (
             {row[0]: value for row, value in zip(self.params, bound, strict=False)},
-            {row[0]: value for row, value in zip(self.tensors, bound[count:], strict=True)},
+            {row[0]: value for row, value in zip(self.tensors, bound[count : count + len(self.tensors)], strict=True)},
         )
 
     def missing(self, name: str) -> NoReturn:

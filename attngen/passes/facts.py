@@ -5,13 +5,14 @@ Lengths are below 2**30, so positions, tile bounds and their differences fit an 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, atom, atoms_of, const, walk
+from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, atom, atoms_of, const, substitute, walk
 from attngen.ir.functions import apply
 from attngen.ir.linear import Q_IDX, SEQLEN_KV, SEQLEN_Q, Linear, expr_of, linear_of
 from attngen.ir.spec import AttentionSpec
+from attngen.ir.tables import Table
 from attngen.ir.types import Type
 
 #: Lengths, and with them positions, are below this.
@@ -23,21 +24,27 @@ _ROW_ATOMS = frozenset({"q_idx", "q_pos"})
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Declared ranges of int params, and the tensors whose last axis never decreases."""
+    """Declared ranges of int params, the tensors and tables whose last axis never decreases, and all tables."""
 
     params: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     sorted: frozenset[str] = frozenset()
+    tables: Mapping[str, Table] = field(default_factory=dict)
+
+    def with_tables(self, tables: Iterable[Table]) -> Facts:
+        """These facts and those of more tables."""
+        known = {**self.tables, **{t.name: t for t in tables}}
+        return replace(self, tables=known, sorted=self.sorted | {t.name for t in known.values() if t.sorted})
 
 
-def facts_of(spec: AttentionSpec) -> Facts:
-    """Read off the declarations."""
+def facts_of(spec: AttentionSpec, tables: Iterable[Table] = ()) -> Facts:
+    """Read off the declarations, and off the tables of a form."""
     ranges = {}
     for p in spec.params:
         if p.type is Type.INT:
             low = INT32[0] if p.minimum is None else int(p.minimum)
             high = INT32[1] if p.maximum is None else int(p.maximum)
             ranges[p.name] = (low, high)
-    return Facts(ranges, frozenset(t.name for t in spec.tensors if t.sorted))
+    return Facts(ranges, frozenset(t.name for t in spec.tensors if t.sorted)).with_tables(tables)
 
 
 def reads_row(e: Expr) -> bool:
@@ -55,7 +62,9 @@ def range_of(e: Expr, facts: Facts) -> tuple[int, int]:
         if e.name == "q_pos":
             return 1 - LENGTH_LIMIT, LENGTH_LIMIT - 2
         return (1 if e.name in ("batch", "heads_q", "heads_kv") else 0), LENGTH_LIMIT - 1
-    if isinstance(e, Load) or e.fn not in _RANGES:
+    if isinstance(e, Load):
+        return (0, LENGTH_LIMIT - 1) if e.tensor in facts.tables else INT32
+    if e.fn not in _RANGES:
         return INT32
     return _RANGES[e.fn](e, facts)
 
@@ -142,6 +151,10 @@ def _nonnegative(total: Linear, facts: Facts, depth: int = 8) -> bool:
     """Is the sum >= 0? Follows min/max and n * (x // n), then puts rows at the end that makes the sum smallest."""
     if depth:
         for t, c in total.terms.items():
+            if isinstance(t, Load) and (edge := _of_own_run(t, c, facts)) is not None:
+                if _nonnegative(total.with_term(t, edge), facts, depth - 1):
+                    return True
+                continue
             if not isinstance(t, Apply):
                 continue
             if t.fn in ("min", "max"):
@@ -163,6 +176,22 @@ def _nonnegative(total: Linear, facts: Facts, depth: int = 8) -> bool:
         elif c > 0:
             total = total.with_term(t, Linear({Q_LO: 1}))
     return _sum_range(total, facts)[0] >= 0
+
+
+def _of_own_run(t: Load, c: int, facts: Facts) -> Linear | None:
+    """What an element of a table cannot pass on the side that makes `c * t` small: first <= around < end.
+
+    A position outside its tensor is clamped to it, and then this may not hold; but a mask that reads there keeps nothing.
+    """
+    table = facts.tables.get(t.tensor)
+    if table is None or table.around is None or (table.side == "end") != (c > 0):
+        return None
+    around = table.around
+    if "seqlen_q" in table.dims:
+        row = t.indices[-1]
+        pos = apply("add", row, apply("sub", SEQLEN_KV, SEQLEN_Q))
+        around = substitute(around, {"q_idx": row, "q_pos": pos})
+    return linear_of(around) + (1 if table.side == "end" else 0)
 
 
 def _rounded_down(t: Apply, c: int, facts: Facts) -> tuple[Expr, Expr, int] | None:

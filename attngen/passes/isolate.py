@@ -8,23 +8,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attngen.ir.expr import Apply, Expr
+from attngen.ir.expr import Apply, Expr, Load
 from attngen.ir.functions import apply
 from attngen.ir.linear import COMPARE, KV_IDX, Linear, compare, expr_of, linear_of
 from attngen.ir.simplify import simplify
 from attngen.ir.types import Type
 from attngen.passes.facts import Facts, guarded, is_positive
+from attngen.passes.lookups import Lookups
 from attngen.passes.nnf import SPLIT_LIMIT, reads_key
 
 
-def isolate(e: Expr, facts: Facts) -> Expr:
-    """Solve every int comparison of a formula in negation normal form; others stay as they are."""
+def isolate(e: Expr, facts: Facts, lookups: Lookups | None = None) -> Expr:
+    """Solve every int comparison of a formula in negation normal form; others stay as they are.
+
+    `lookups` collects the tables by which elements of sorted tensors at the key are solved; None: they are not.
+    """
     if not reads_key(e) or not isinstance(e, Apply):
         return e
     if e.fn in ("and", "or"):
-        return _rejoined(e, tuple(isolate(a, facts) for a in e.args))
+        return _rejoined(e, tuple(isolate(a, facts, lookups) for a in e.args))
     if e.fn in COMPARE and e.args[0].type is Type.INT:
-        solved = _solve(e, _Known(facts))
+        solved = _solve(e, _Known(facts.with_tables(lookups.tables) if lookups else facts, lookups))
         return e if solved is None else simplify(solved)
     return e
 
@@ -34,6 +38,7 @@ class _Known:
     """What a comparison is solved with: the facts, and how many more min, max and abs may be taken apart."""
 
     facts: Facts
+    lookups: Lookups | None = None
     splits: int = SPLIT_LIMIT
 
 
@@ -119,6 +124,8 @@ def _bound(t: Expr, at_least: bool, value: Linear, known: _Known) -> Expr | None
         if at_least:
             return apply("ge", KV_IDX, guarded(expr_of(value), known.facts))
         return apply("lt", KV_IDX, guarded(expr_of(value + 1), known.facts))
+    if isinstance(t, Load):
+        return _looked_up(t, at_least, value, known)
     if not isinstance(t, Apply):
         return None
     if t.fn == "floordiv" and not reads_key(t.args[1]) and is_positive(t.args[1], known.facts):
@@ -138,3 +145,21 @@ def _bound(t: Expr, at_least: bool, value: Linear, known: _Known) -> Expr | None
                 return _at_most_zero(edge - linear_of(x), known)
             return _at_most_zero(linear_of(x) - linear_of(apply("floordiv", expr_of(value), n)), known)
     return None
+
+
+def _looked_up(t: Load, at_least: bool, value: Linear, known: _Known) -> Expr | None:
+    """An element of a sorted tensor at the key against a value of the row: a position of the tensor against its index.
+
+    t[i] >= value iff i >= (elements below value);  t[i] <= value iff i < (elements at most value)
+    """
+    if known.lookups is None:
+        return None
+    # t >= x + 1 iff t > x: of the two sides of `first` and `end`, the one whose value is the spec's own
+    past = value.const == (1 if at_least else -1)
+    value = value + -value.const if past else value
+    found = known.lookups.position(t, expr_of(value), "first" if at_least != past else "end", known.facts)
+    if found is None:
+        return None
+    known.facts = known.facts.with_tables(known.lookups.tables)
+    edge, index = linear_of(found), linear_of(t.indices[-1])
+    return _at_most_zero(edge - index if at_least else index - edge + 1, known)

@@ -1,7 +1,8 @@
 """mask-form: from a mask expression to key intervals per row.
 
 Rewrite   mask  -->  OR of clauses  rows and lower <= kv_idx < upper and residual,  with bounds over a tile of rows
-Steps     negation normal form (nnf), comparisons solved for kv_idx (isolate), distribution and joining (clauses),
+Steps     negation normal form (nnf), comparisons solved for kv_idx (isolate), elements of sorted tensors at the key
+          by positions that a table holds (lookups), distribution and joining (clauses),
           interval arithmetic over q_lo..q_hi (tile_bounds)
 Keeps     the mask's value at every (q_idx, kv_idx); bounds hold for every row of every tile
 Falls     back to element-wise tests (residual) with a Reason, never to a rejection
@@ -11,12 +12,14 @@ Numerics  Lengths are below 2**30 and positions fit an int32. A param such as `w
 
 from __future__ import annotations
 
-from attngen.ir.expr import Expr
+from attngen.ir.base import Node
+from attngen.ir.expr import Expr, tensors_of
 from attngen.ir.forms import MaskForm
 from attngen.ir.spec import AttentionSpec
 from attngen.passes.clauses import clause_of, clauses_of
 from attngen.passes.facts import facts_of
 from attngen.passes.isolate import isolate
+from attngen.passes.lookups import Lookups
 from attngen.passes.nnf import nnf
 from attngen.passes.reasons import reasons_for
 from attngen.passes.tile_bounds import tile_bounds
@@ -26,11 +29,18 @@ def mask_form(spec: AttentionSpec, mask: Expr | None = None) -> MaskForm:
     """The form of `spec.mask`, or of another mask of the same spec (a branch's, a segment's)."""
     mask = spec.mask if mask is None else mask
     facts = facts_of(spec)
-    drafts, whole = clauses_of(isolate(nnf(mask), facts), facts)
+    lookups = Lookups(spec)
+    formula = isolate(nnf(mask), facts, lookups)
+    facts = facts.with_tables(lookups.tables)
+    drafts, whole = clauses_of(formula, facts)
     clauses = tuple(clause_of(d) for d in drafts)
+    bounds = tuple(tile_bounds(c, facts) for c in clauses)
+    exprs = [e for node in (*clauses, *bounds) for e in vars(node).values() if isinstance(e, Node)]
+    read = {name for e in exprs for name in tensors_of(e)}
     return MaskForm(
         mask=mask,
         clauses=clauses,
-        bounds=tuple(tile_bounds(c, facts) for c in clauses),
+        bounds=bounds,
         reasons=reasons_for(drafts, whole, facts),
+        tables=tuple(t for t in lookups.tables if t.name in read),
     )

@@ -26,6 +26,7 @@ from attngen.passes.mask_form import mask_form
 from attngen.ref.binding import Binding, Part, ScoreSet, Several, bind
 from attngen.ref.dense import epilogue
 from attngen.ref.evaluate import Tensor
+from attngen.ref.tables import with_tables
 
 #: Extents of a block of scores of one head, and scores of all its heads: 8 MiB of fp32, where neither the start of a
 #: torch operation nor the memory bus costs more than the arithmetic.
@@ -90,6 +91,8 @@ class _Lane:
         self.bound, self.forms, self.batch = bound, forms, batch
         _, self.seqlen_q, hq, hkv = bound.sizes
         self.group = hq // max(hkv, 1)
+        #: By identity of a part: the call with the tables that the part's bounds read.
+        self.tabled = {id(p): with_tables(bound, forms[p.mask], p.k.shape[1]) for s in bound.sets for p in s.parts}
         self.sizes = batch.stop - batch.start, heads.stop - heads.start
         self.heads = slice(heads.start * self.group, heads.stop * self.group)
         self.b_idx = torch.arange(batch.start, batch.stop, device=bound.q.device)
@@ -193,7 +196,7 @@ def _blocks(lane: _Lane, part: Part, q_idx: Tensor) -> Iterator[tuple[int, int, 
 
     Blocks end where a clause's bounds do, so that no dead key is computed and few are masked that need no mask.
     """
-    bound, seqlen_kv = lane.bound, part.k.shape[1]
+    bound, seqlen_kv = lane.tabled[id(part)], part.k.shape[1]
     if not len(q_idx) or not seqlen_kv or not lane.sizes[0] or not lane.sizes[1]:
         return
     env = lane.env(seqlen_kv, q_idx)

@@ -22,6 +22,7 @@ from attngen.ir.types import Normalizer
 from attngen.ref.binding import Binding, bind
 from attngen.ref.dense import epilogue
 from attngen.ref.evaluate import Tensor
+from attngen.ref.tables import with_tables
 from attngen.ref.walk import Tile, tiles_of
 
 LOG2_E = 1.4426950408889634
@@ -92,7 +93,7 @@ class _State:
 
 class _Execution:
     def __init__(self, plan: KernelPlan, bound: Binding) -> None:
-        self.plan, self.bound = plan, bound
+        self.plan, self.bound = plan, with_tables(bound, plan.mask.form)
         self.part = bound.sets[0].parts[0]
         self.seqlen_kv = self.part.k.shape[1]
         self.trace = Trace(plan.compute.tile_n)

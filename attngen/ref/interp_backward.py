@@ -23,6 +23,7 @@ from attngen.ir.gradient import Contribution, GradientKind
 from attngen.ir.types import Normalizer
 from attngen.ref.binding import Binding, bind
 from attngen.ref.evaluate import Tensor
+from attngen.ref.tables import with_tables
 
 LOG2_E = 1.4426950408889634
 
@@ -121,7 +122,8 @@ class _Execution:
     ) -> None:
         longest = max(bound.q.shape[1], bound.sets[0].parts[0].k.shape[1])
         index = next((i for i, limit in enumerate(plans.limits) if longest <= limit), len(plans.limits))
-        self.plan, self.plans, self.bound = plans.plans[index], plans, bound
+        self.plan, self.plans = plans.plans[index], plans
+        self.bound = with_tables(bound, self.plan.mask.form)
         c = self.plan.compute
         self.tile_m, self.tile_n = c.tile_m, c.tile_n
         self.batch, self.seqlen_q, self.heads_q, self.heads_kv = bound.sizes

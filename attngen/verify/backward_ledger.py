@@ -129,6 +129,8 @@ def wanted(plan_set: BackwardPlanSet) -> Events:
     methods["kernel"] = _kernel(plan_set)
     methods["prepare"] = _count("grid launch")
     methods["finish"] = _count("grid wait")
+    if plan_set.plans[0].mask.form.tables:
+        methods["fill_tables"] = _count("grid launch")
     # Of a cluster, and where tiles wait for others, the first one, too.
     methods["load"] = _count(*("next_tile",) * (2 if splits or deterministic else 1))
     if not splits:

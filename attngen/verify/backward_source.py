@@ -15,7 +15,8 @@ from attngen.ir.types import DType
 from attngen.source import parse_python
 from attngen.verify.backward_ledger import CONSUMER_WARPS, event, kernel_path, ledger_faults
 from attngen.verify.ledger import dotted
-from attngen.verify.source import SourceError, general_faults, unparsable
+from attngen.verify.source import SourceError, general_faults, meta_of, unparsable
+from attngen.verify.tables import table_faults
 
 CLASS = "AttentionBackward"
 _ELEMENT = {DType.BF16: "cutlass.BFloat16", DType.FP16: "cutlass.Float16"}
@@ -59,6 +60,7 @@ def source_faults(text: str, plan_set: BackwardPlanSet, tree: ast.Module | None 
         *_storage(tree, methods, plan_set.plans[0]),
         *_paths(methods, plan_set.plans[0]),
         *_launches(methods, plan_set.plans[0]),
+        *table_faults(tree, CLASS, plan_set.plans[0].mask.form, meta_of(tree)),
         *_turns(methods, plan_set),
         *ledger_faults(tree, plan_set),
     ]
@@ -287,7 +289,8 @@ def _launches(methods: Mapping[str, ast.FunctionDef], p: BackwardPlan) -> Iterat
             given = {k.arg: _literal(k.value) for k in n.keywords}
             cluster = tuple(given.get("cluster", (1, 1, 1)))
             found.append((dotted(n.func.value.func), given.get("use_pdl", False), cluster))
-    wanted = [(k, pdl, p.launch.cluster if k == "kernel" else (1, 1, 1)) for k, pdl in _LAUNCHES.items()]
+    launches = {**({"fill": False} if p.mask.form.tables else {}), **_LAUNCHES}
+    wanted = [(k, pdl, p.launch.cluster if k == "kernel" else (1, 1, 1)) for k, pdl in launches.items()]
     if found != wanted:
         yield f"launches (kernel, programmatic, cluster) {found}, not {wanted}"
 

@@ -16,6 +16,7 @@ from attngen.ir.plan import PlanSet
 from attngen.ir.types import DType
 from attngen.source import parse_python
 from attngen.verify.ledger import dotted, ledger_faults
+from attngen.verify.tables import table_faults
 
 LINE_LENGTH = 120
 _IMPORTS = {"copy", "math", "sys", "dataclasses", "types", "cuda", "cutlass", "torch", "time"}
@@ -65,6 +66,7 @@ def source_faults(text: str, plan_set: PlanSet, tree: ast.Module | None = None) 
         *general_faults(text, tree),
         *_names(tree, tuple(ast.walk(tree)), plan_set),
         *_numbers(tree, plan_set),
+        *table_faults(tree, "AttentionForward", plan_set.plans[0].mask.form, meta_of(tree)),
         *ledger_faults(tree, plan_set.plans[0]),
     ]
 
@@ -197,6 +199,12 @@ def _numbers(tree: ast.Module, plan_set: PlanSet) -> Iterator[str]:
         yield "ATTN_META names another spec or other limits"
     elif [p.get("name") for p in meta.get("plans", ())] != [p.name for p in plan_set.plans]:
         yield "ATTN_META lists other plans"
+
+
+def meta_of(tree: ast.Module) -> Any:
+    """ATTN_META of the text, None where it is no plain literal."""
+    found = [n.value for n in tree.body if isinstance(n, ast.Assign) and dotted(n.targets[0]) == "ATTN_META"]
+    return _literal(found[0]) if found else None
 
 
 def _literal(e: ast.expr) -> Any:

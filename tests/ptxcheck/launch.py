@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from attngen.ir.tables import words
 from ptxcheck.build import Program
 from ptxcheck.compile import Code, code_of, compile_module
 from ptxcheck.counters import Counters
@@ -117,6 +118,15 @@ def check(
     return report
 
 
+def table_arguments(module: ModuleType, q: torch.Tensor, k: torch.Tensor, layout: str) -> tuple[Any, ...]:
+    """The workspace of the mask's tables, poisoned, and 1: they are to be computed. Nothing where there are none."""
+    if "tables" not in module.ATTN_META:
+        return ()
+    heads, rows = (2, 1) if layout == "bshd" else (1, 2)
+    sizes = {"batch": q.shape[0], "heads_q": q.shape[heads], "seqlen_q": q.shape[rows], "seqlen_kv": k.shape[rows]}
+    return torch.full((words(module.ATTN_META["tables"], sizes),), -(2**31), dtype=torch.int32), 1
+
+
 def attngen_call(
     module: ModuleType,
     plan: int,
@@ -145,7 +155,7 @@ def attngen_call(
     lse = torch.full((q.shape[0], q.shape[heads], q.shape[rows]), math.nan)
     counter = torch.zeros(1, dtype=torch.int32)
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
-    extra = (*params, *tensors)
+    extra = (*params, *tensors, *table_arguments(module, q, k, layout))
     names = ["q", "k", "v", "o", "lse", "tile_counter", "softmax_scale", "workers"]
     names += [f"extra argument {n}" for n in range(len(extra))]
     code = code or compile_module(module, plan)
