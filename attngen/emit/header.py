@@ -9,6 +9,7 @@ from attngen.ir.backward import BackwardPlanSet
 from attngen.ir.expr import Const, Expr
 from attngen.ir.plan import KernelPlan, PlanSet
 from attngen.ir.spec import AttentionSpec
+from attngen.ir.tables import Table
 from attngen.ir.types import Layout, Normalizer
 
 _WIDTH = 116
@@ -39,7 +40,7 @@ def docstring(plan_set: PlanSet, kernel_id: str) -> str:
     if spec.doc:
         lines += [f"    {line}".rstrip() for line in escaped(spec.doc).splitlines()] + [""]
     turn = "pass the turn on; " if plan_set.plans[0].schedule.pingpong else ""
-    lines += [*_formula(spec), "", *_tensors(spec), "", *_plans(plan_set), ""]
+    lines += [*_formula(spec), "", *_tensors(spec, plan_set.plans[0].mask.form.tables), "", *_plans(plan_set), ""]
     lines += [*_wrap(_LEGEND, 7), *_wrap(_BLOCKS, 7), *_wrap(_LOOP.format(turn=turn), 7), "", *_USAGE]
     wrapped = [part for line in lines for part in (_wrap(line, _hang(line)) if len(line) > _WIDTH else [line])]
     return "\n".join(line.rstrip() for line in wrapped) + "\n"
@@ -84,7 +85,7 @@ def backward_docstring(plan_set: BackwardPlanSet, outputs: Sequence[str]) -> str
         *(_wrap(f"    slope  {spelled(gradient.slope)}   the derivative of the score", 11) if slope else ()),
         "A row that keeps no key has no gradient." + (" Same bits from run to run." if plan_set.deterministic else ""),
         "",
-        *_tensors(spec),
+        *_tensors(spec, plan_set.plans[0].mask.form.tables),
         "do, dq, dk, dv as o, q, k, v; dlse (batch, heads_q, seqlen_q) fp32; workspace fp32 words",
     ]
     if outputs:
@@ -172,7 +173,7 @@ def sum_text(spec: AttentionSpec) -> str:
 _LSE = {True: "fp32, natural log", False: "fp32, neither read nor written"}
 
 
-def _tensors(spec: AttentionSpec) -> list[str]:
+def _tensors(spec: AttentionSpec, tables: Sequence[Table]) -> list[str]:
     def shape(heads: str, length: str, d: int) -> str:
         middle = f"{length}, {heads}" if spec.layout is Layout.BSHD else f"{heads}, {length}"
         return f"(batch, {middle}, {d})"
@@ -188,6 +189,16 @@ def _tensors(spec: AttentionSpec) -> list[str]:
     ]  # fmt: skip
     rows += [(p.name, f"{p.type} scalar", _bounds(p.minimum, p.maximum)) for p in spec.params]
     rows += [(t.name, f"({', '.join(str(d) for d in t.dims)})", f"{t.dtype}, any strides") for t in spec.tensors]
+    if tables:
+        held = ", ".join(f"{t.name} ({', '.join(t.dims)})" for t in tables)
+        rows += [
+            ("tables", "(table_words,)", f"i32, 16-byte aligned, filled first: {held}"),
+            (
+                "build_tables",
+                "int scalar",
+                "0: a call with the same scalars, tensors, lengths filled them",
+            ),
+        ]
     width = max(len(r[1]) for r in rows)
     scale = (
         f"{spec.scale.value:.6g} unless the call says otherwise"

@@ -37,9 +37,7 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         **common,
         docstring=backward_docstring(plan_set, outputs),
         meta=literal(meta),
-        call=call_text(
-            _FIXED, common["arguments"], (*(TABLE_ARGUMENTS if common["has_tables"] else ()), *outputs)
-        ),
+        call=call_text(_FIXED, common["arguments"], (*(TABLE_ARGUMENTS if common["has_tables"] else ()), *outputs)),
         is_differentiated=True,
         score=score,
         has_slope=has_slope,

@@ -31,9 +31,8 @@ class TableView:
     bindings: tuple[str, ...]
     tensor: str
     axis: int
-    lead: str
     value: str
-    compare: str
+    counts: str
 
 
 def spell_tables(printer: CutePrinter, tables: tuple[Table, ...], facts: Facts) -> tuple[TableView, ...]:
@@ -74,9 +73,8 @@ def _spelled(printer: CutePrinter, t: Table, facts: Facts) -> TableView:
         bindings=(*lines, *([] if f"{tensor} = p.{tensor}" in lines else [f"{tensor} = p.{tensor}"])),
         tensor=tensor,
         axis=len(t.lead),
-        lead="".join(f"{x}, " for x in lead),
         value=value,
-        compare="<" if t.side == "first" else "<=",
+        counts=f"at({tensor}, {''.join(f'{x}, ' for x in lead)}middle) {'<' if t.side == 'first' else '<='} wanted",
     )
 
 

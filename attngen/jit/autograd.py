@@ -48,19 +48,21 @@ class _Attend(torch.autograd.Function):
         ctx.set_materialize_grads(False)  # an LSE that nobody uses has no gradient
         names = binder.tensor_names
         ctx.save_for_backward(q, k, v, o, lse, *[named[n] for n in names])
-        ctx.call = (attention, ready, tail[: len(tail) - len(names)], scale)
+        handle = tail[-1] if binder.ends_in_handle else None
+        ctx.call = (attention, ready, tail[: len(binder.params)], scale, handle)
         return (o, lse) if return_lse else o
 
     @staticmethod
     def backward(ctx: Any, do: Any, dlse: Any = None) -> Any:
-        attention, ready, params, scale = ctx.call
+        attention, ready, params, scale, handle = ctx.call
         wanted = ctx.needs_input_grad[_FIRST:]
         if do is None and dlse is None:
             return (None,) * (_FIRST + len(wanted))
         if _is_batched(dlse if do is None else do):  # torch.autograd.grad(is_grads_batched=True)
             raise transformed(attention.spec.name)
         q, k, v, o, lse, *tensors = ctx.saved_tensors
-        call = (ready, wanted, q, k, v, o, lse, do, dlse, params, tuple(tensors), scale, attention.backward.joint)
+        joint = attention.backward.joint
+        call = (ready, wanted, q, k, v, o, lse, do, dlse, params, tuple(tensors), scale, joint, handle)
         if not _grad_enabled():
             found = attention.backward.run(*call)
         else:  # create_graph=True

@@ -27,6 +27,7 @@ from attngen.jit.load import Loaded, Progress, load
 from attngen.jit.named import Binder
 from attngen.jit.scale import Scale, number
 from attngen.jit.shapes import sizes_of
+from attngen.jit.tables import Tables, Workspace
 from attngen.passes.gradient import gradient_form, reduced_tensors
 from attngen.source import KernelSource
 
@@ -58,6 +59,8 @@ class Variant:
     referenced: tuple[str, ...]
     #: Two runs may differ in their last bits.
     varies: bool
+    #: Of the mask's tables, where it has some.
+    tables: Workspace | None = None
     loaded: Loaded | None = None
 
 
@@ -176,6 +179,7 @@ class Backward:
             learned=learned,
             referenced=tuple(n for n in asked if n in reduced),
             varies=not meta["deterministic"] and not added.isdisjoint(names),
+            tables=Workspace(self.spec, source.meta["tables"]) if source.meta.get("tables") else None,
             loaded=loaded,
         )
 
@@ -196,11 +200,13 @@ class Backward:
         tensors: tuple[Any, ...],
         scale: Any,
         joint: bool = False,
+        handle: Tables | None = None,
     ) -> Gradients:
         """Gradients of `names`, None where not wanted.
 
         Shapes: q, k, v, o as in the call; lse (batch, heads_q, seqlen_q); `do` like o and `dlse` like lse, any strides,
         None for zeros; `params` and `tensors` in order of declaration, the caller's own. `ready` None: the reference.
+        `handle`: tables that the caller keeps.
         Results have their input's shape, dtype and, where it is dense, strides; with `joint`, dq, dk and dv are slices
         of one tensor where all of them are wanted.
         Raises: AttnError E0618 (the launch was refused), E0622 (deterministic algorithms were asked for).
@@ -216,6 +222,8 @@ class Backward:
         dq, dk, dv = made_joint or (_empty_like(x) if on else x for x, on in zip((q, k, v), wanted, strict=False))
         sizes = sizes_of(self.spec, q, k)
         tail = (*params, *self._binder.widened(tensors, sizes)) if tensors else params
+        if variant.tables is not None:
+            tail = (*tail, *variant.tables.of(ready[0].device, sizes, tail, handle))
         axis, heads_kv = 1 if self._bhsd else 2, sizes["heads_kv"]
         kv_tiles = -(-sizes["seqlen_kv"] // variant.tile_n) * sizes["batch"]
         heads = partial.heads_of_sums(kv_tiles, sizes["heads_q"], heads_kv, ready[1] // variant.cluster)

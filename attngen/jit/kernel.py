@@ -26,6 +26,7 @@ from attngen.jit.device import runs
 from attngen.jit.launch import Launcher, Ready
 from attngen.jit.load import Loaded, Progress, load
 from attngen.jit.named import TORCH_DTYPE, Binder
+from attngen.jit.tables import TableBinder, TableLauncher, Tables
 from attngen.source import KernelSource
 
 _Tensor = torch.Tensor
@@ -80,8 +81,11 @@ class Attention:
         self.source = source
         self.target = target
         self.handle = _handle(spec, source, target)
-        self.binder = Binder(spec)
-        self.launcher = Launcher(spec, self.binder, tuple(source.meta.get("limits", ())))
+        limits, tables = tuple(source.meta.get("limits", ())), source.meta.get("tables")
+        self.binder = TableBinder(spec) if tables else Binder(spec)
+        self.launcher = (
+            TableLauncher(spec, self.binder, limits, tables) if tables else Launcher(spec, self.binder, limits)
+        )
         self.backward = Backward(
             spec, self.binder, self.launcher.scale, target, cache, make=backward, progress=progress
         )
@@ -168,6 +172,20 @@ class Attention:
         if device is not None:
             self.launcher.prepare(device, self.target)
         return self
+
+    def tables(self) -> Tables:
+        """A handle that keeps the tables of the mask from call to call; see `attngen.jit.tables.Tables`.
+
+        Raises: AttnError E0601 where the mask has no tables.
+        """
+        if not (isinstance(self.binder, TableBinder) and self.binder.takes_handle):
+            raise error(
+                "E0601",
+                f"`{self.spec.name}` has no tables to keep",
+                notes=("tables belong to masks that compare an element of a `sorted` tensor at the key",),
+                helps=("call it without `tables`",),
+            )
+        return Tables()
 
     # -- calls -----------------------------------------------------------------------------------------------------
 

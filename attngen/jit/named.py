@@ -31,6 +31,9 @@ _ANY = "?"
 class Binder:
     """Turns `window=128, doc=…` into the tail of a kernel's argument list."""
 
+    #: What `bind` returns ends in the caller's tables, or None (`jit.tables`).
+    ends_in_handle = False
+
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec
         self.params = tuple((p.name, _PYTHON[p.type], p) for p in spec.params)

@@ -62,6 +62,8 @@ class Tables:
 class TableBinder(Binder):
     """A Binder whose bound arguments end in the caller's handle, or None."""
 
+    ends_in_handle = True
+
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__(spec)
         self.takes_handle = NAME not in self.names

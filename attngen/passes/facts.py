@@ -181,7 +181,7 @@ def _nonnegative(total: Linear, facts: Facts, depth: int = 8) -> bool:
 def _of_own_run(t: Load, c: int, facts: Facts) -> Linear | None:
     """What an element of a table cannot pass on the side that makes `c * t` small: first <= around < end.
 
-    A position outside its tensor is clamped to it, and then this may not hold; but a mask that reads there keeps nothing.
+    A position outside its tensor is clamped to it, and then this may not hold; a mask that reads there keeps nothing.
     """
     table = facts.tables.get(t.tensor)
     if table is None or table.around is None or (table.side == "end") != (c > 0):

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Literal
 
 from attngen.ir.expr import Apply, Atom, Expr, Load, atom, atoms_of
-from attngen.ir.functions import apply
 from attngen.ir.linear import Linear, linear_of
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.tables import AXES, Table

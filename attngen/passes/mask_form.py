@@ -12,8 +12,7 @@ Numerics  Lengths are below 2**30 and positions fit an int32. A param such as `w
 
 from __future__ import annotations
 
-from attngen.ir.base import Node
-from attngen.ir.expr import Expr, tensors_of
+from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, tensors_of
 from attngen.ir.forms import MaskForm
 from attngen.ir.spec import AttentionSpec
 from attngen.passes.clauses import clause_of, clauses_of
@@ -35,8 +34,13 @@ def mask_form(spec: AttentionSpec, mask: Expr | None = None) -> MaskForm:
     drafts, whole = clauses_of(formula, facts)
     clauses = tuple(clause_of(d) for d in drafts)
     bounds = tuple(tile_bounds(c, facts) for c in clauses)
-    exprs = [e for node in (*clauses, *bounds) for e in vars(node).values() if isinstance(e, Node)]
-    read = {name for e in exprs for name in tensors_of(e)}
+    read = {
+        name
+        for part in (*clauses, *bounds)
+        for e in vars(part).values()
+        if isinstance(e, Const | Atom | Param | Load | Apply)
+        for name in tensors_of(e)
+    }
     return MaskForm(
         mask=mask,
         clauses=clauses,

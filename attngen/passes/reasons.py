@@ -54,10 +54,12 @@ def _explained(term: Expr, facts: Facts) -> tuple[str, str]:
         return "it compares floats, which no integer bound replaces exactly", "compare ints, `//` in the place of `/`"
     loads = [n for n in walk(term) if isinstance(n, Load) and any(reads_key(i) for i in n.indices)]
     if loads:
-        name = loads[0].tensor
+        name, bounds = loads[0].tensor, "give each row its first and last key instead, e.g. `kv_idx >= start[b, q_idx]`"
+        promise = f"declare `{name}` sorted if it never decreases along its last axis, or "
+        may_be_sorted = loads[0].type is Type.INT and name not in facts.sorted
         return (
             f"which keys are kept depends on the values of tensor `{name}`",
-            "give each row its first and last key instead, e.g. `kv_idx >= start[b, q_idx]`",
+            promise + bounds if may_be_sorted else bounds,
         )
     for n in walk(term):
         if not isinstance(n, Apply) or n.type is not Type.INT or not reads_key(n):

@@ -1,5 +1,6 @@
-"""Values of the tables of a mask form, by the binary search that a kernel does: O(N) memory, the same positions whatever
-the tensors hold.
+"""Values of the tables of a mask form, by the binary search that a kernel does.
+
+O(N) memory; the same positions as in a kernel, whatever the tensors hold.
 """
 
 from __future__ import annotations

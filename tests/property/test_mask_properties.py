@@ -24,6 +24,7 @@ from builders import (
     W,
     X,
     f,
+    load,
     positions,
     spec,
     x,
@@ -39,6 +40,7 @@ from attngen.passes.isolate import isolate
 from attngen.passes.mask_form import mask_form
 from attngen.passes.nnf import nnf
 from attngen.ref.evaluate import evaluate
+from attngen.ref.tables import table_values
 
 BATCH, HEADS = 2, 2
 TENSOR_NAMES = ("start", "doc", "first", "flag", "row_flag")
@@ -121,6 +123,7 @@ def check_bounds(
 def check(mask: X, sq: int, skv: int, params: dict[str, int], seed: int, exact: bool = False) -> MaskForm:
     form = mask_form(spec(mask, tensors=TENSOR_NAMES))
     env, tensors = positions(sq, skv, BATCH, HEADS, **params), tensors_for(sq, skv, seed)
+    tensors |= table_values(form.tables, env, tensors)
     check_clauses(form, env, tensors, sq, skv)
     for q_lo in range(0, sq, 3):
         for q_hi in {q_lo, min(q_lo + 2, sq - 1), sq - 1}:
@@ -130,7 +133,9 @@ def check(mask: X, sq: int, skv: int, params: dict[str, int], seed: int, exact: 
 
 
 small = st.integers(-4, 9).map(x)
-leaves = st.sampled_from([K, K, K, Q, QP, QP, W, P, C, SQ, SK, H, B, START, FIRST, DOC_K]) | small
+#: The document of a row, whose position may lie before the first key.
+DOC_Q = load("doc", B, f("clamp", QP, 0, SK - 1))
+leaves = st.sampled_from([K, K, K, Q, QP, QP, W, P, C, SQ, SK, H, B, START, FIRST, DOC_K, DOC_K, DOC_Q]) | small
 
 
 def numbers(inner: st.SearchStrategy[X]) -> st.SearchStrategy[X]:

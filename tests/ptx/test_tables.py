@@ -1,4 +1,4 @@
-"""Masks over sorted tensors: the kernel that fills their tables, forward, backward and deterministic, in the checker."""
+"""Masks over sorted tensors, in the checker: the kernel that fills their tables, and those that read them."""
 
 from __future__ import annotations
 

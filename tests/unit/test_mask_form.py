@@ -73,12 +73,60 @@ def test_several_clauses() -> None:
     ]
 
 
-def test_document_keeps_the_causal_interval() -> None:
-    form = mask_form(spec(CAUSAL & (load("doc", B, QP) == DOC_K), tensors=("doc",)))
+def test_unsorted_documents_keep_the_causal_interval() -> None:
+    loose = spec(CAUSAL & (load("doc", B, QP) == DOC_K), tensors=("doc",))
+    form = mask_form(loose.replace(tensors=(loose.tensors[0].replace(sorted=False),)))
     assert [texts(c) for c in form.clauses] == [(None, "q_pos + 1", None, "doc[b, q_pos] == doc[b, kv_idx]")]
-    assert print_expr(form.bounds[0].upper_min) == "0"
+    assert print_expr(form.bounds[0].upper_min) == "0" and not form.tables
     (reason,) = form.reasons
-    assert reason.term == "doc[b, q_pos] == doc[b, kv_idx]" and "`doc`" in reason.why and "start" in reason.mend
+    assert reason.term == "doc[b, q_pos] == doc[b, kv_idx]" and "`doc`" in reason.why and "sorted" in reason.mend
+
+
+DOC_Q, OTHER, OTHER_K = load("doc", B, QP), load("other", B, Q), load("other", B, K)
+
+
+@pytest.mark.parametrize(
+    ("mask", "lower", "upper", "tables"),
+    [
+        (CAUSAL & (DOC_Q == DOC_K), "doc_first[b, q_idx]", "q_pos + 1", ["doc_first doc[b, q_pos] sorted"]),
+        (
+            DOC_K == DOC_Q,
+            "doc_first[b, q_idx]",
+            "doc_end[b, q_idx]",
+            ["doc_first doc[b, q_pos] sorted", "doc_end doc[b, q_pos] sorted"],
+        ),
+        (DOC_K <= OTHER, None, "doc_end[b, q_idx]", ["doc_end other[b, q_idx]"]),
+        (OTHER < DOC_K, "doc_end[b, q_idx]", None, ["doc_end other[b, q_idx]"]),
+        (DOC_K < OTHER, None, "doc_first[b, q_idx]", ["doc_first other[b, q_idx]"]),
+        (DOC_K >= OTHER + 3, "doc_first[b, q_idx]", None, ["doc_first other[b, q_idx] + 3"]),
+        (DOC_Q - DOC_K < W, "doc_end[b, q_idx]", None, ["doc_end doc[b, q_pos] - window sorted"]),
+        (DOC_K * 2 <= Q, None, "doc_end[b, q_idx]", ["doc_end q_idx // 2 sorted"]),
+        (load("doc", B, K // 4) == load("doc", B, QP // 4), "doc_first[b, q_idx] * 4", "doc_end[b, q_idx] * 4",
+         ["doc_first doc[b, q_pos // 4] sorted", "doc_end doc[b, q_pos // 4] sorted"]),
+        (load("doc", B, K + 1) >= P, "doc_first[b] - 1", None, ["doc_first prefix"]),
+        ((DOC_K == DOC_Q) & (DOC_K >= 0), "max(doc_first[b, q_idx], doc_first_2[b])", "doc_end[b, q_idx]",
+         ["doc_first doc[b, q_pos] sorted", "doc_end doc[b, q_pos] sorted", "doc_first_2 0"]),
+    ],
+)  # fmt: skip
+def test_sorted_tensors_at_the_key(mask: X, lower: str | None, upper: str | None, tables: list[str]) -> None:
+    form = mask_form(spec(mask, tensors=("doc",)))
+    assert [texts(c) for c in form.clauses] == [(lower, upper, None, None)]
+    found = [f"{t.name} {print_expr(t.value)}{' sorted' * t.sorted}" for t in form.tables]
+    assert sorted(found) == sorted(tables)
+
+
+def test_no_table_where_it_would_not_say_the_same() -> None:
+    """Unsorted tensors, floats, keys in leading indices, indices that nothing solves."""
+    pair = load("doc", B, K) < load("doc", B, K + 1)
+    for mask in (OTHER_K < 3, pair, load("doc", K, Q) < 3, load("doc", B, K % 3) < 3):
+        form = mask_form(spec(mask, tensors=("doc",)))
+        assert not form.tables and form.clauses[0].residual == mask.e
+
+
+def test_forms_without_tables_are_written_as_before() -> None:
+    """A kernel's name hashes its plan: it must not move with a field that is empty."""
+    assert "tables" not in mask_form(spec(CAUSAL)).model_dump()
+    assert "tables" in mask_form(spec(DOC_K == DOC_Q, tensors=("doc",))).model_dump()
 
 
 def test_rows_fold_into_bounds() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import jinja2.nodes as jn
 import pytest
 
-from attngen.emit import selfcheck, view
+from attngen.emit import selfcheck, tables, view
 from attngen.emit.env import environment, tidy
 from attngen.emit.view import BackwardView, CommonView, KernelView
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2] / "templates"
 FILES = sorted(ROOT.rglob("*.jinja"))
 VIEWS = {
     cls
-    for module in (view, selfcheck)
+    for module in (view, selfcheck, tables)
     for cls in vars(module).values()
     if isinstance(cls, type) and dataclasses.is_dataclass(cls) and cls.__module__ == module.__name__
 }
@@ -196,7 +196,7 @@ def test_spelling(file: Path) -> None:
     text = file.read_text()
     assert "{%" not in text and "{#" not in text
     assert all("|" not in inside for inside in re.findall(r"\{\{(.*?)\}\}", text)), "a filter"
-    assert len(text.splitlines()) <= (360 if file.parent.name == "kernel" else 280)
+    assert len(text.splitlines()) <= (400 if file.parent.name == "kernel" else 280)
     assert max(len(line) for line in text.splitlines()) <= 120
     assert text.endswith("\n") and "\t" not in text
 
