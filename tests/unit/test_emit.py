@@ -58,7 +58,8 @@ def agrees(spec: Any, text: str, params: dict[str, Any], shape: samples.Shape, s
     swap = (lambda x: x.transpose(1, 2)) if spec.layout == "bhsd" else (lambda x: x)
     o, lse, kept = check.reference(torch, swap(q), swap(k), swap(v), scale, *ordered)
     torch.testing.assert_close(swap(o), expected.o, rtol=1e-6, atol=1e-7)
-    torch.testing.assert_close(lse, expected.lse, rtol=1e-6, atol=1e-7)
+    if spec.normalizer == "softmax":  # no other kernel writes an LSE
+        torch.testing.assert_close(lse, expected.lse, rtol=1e-6, atol=1e-7)
     assert 0 <= kept <= 1
 
 
