@@ -88,6 +88,14 @@ def _mask(form: MaskForm) -> Iterator[str]:
             yield f"  full tiles{mark}: none"
         else:
             yield f"  full tiles{mark}: keys {_text(b.lower_max, '0')} up to {_text(b.upper_min, '')}"
+    for t in form.tables:
+        below = "below" if t.side == "first" else "at most"
+        row = f"{t.tensor}[{', '.join(_text(e, '') for e in t.lead)}]" if t.lead else t.tensor
+        yield f"  table {t.name}: i32[{', '.join(t.dims)}]" + (" sorted" if t.sorted else "")
+        yield f"    how many elements of {row} are {below} {_text(t.value, '')}, by a binary search each"
+    if form.tables:
+        extents = " + ".join(" * ".join(t.dims) for t in form.tables)
+        yield f"  tables take 4 * ({extents}) bytes; a kernel of one thread an element fills them before each call"
     for r in form.reasons:
         yield f"  element-wise term `{r.term}`: {r.why}"
         yield f"    instead: {r.mend}"

@@ -40,6 +40,7 @@ GALLERY: tuple[Entry, ...] = (
     Entry("gemma2", "head dim 256, score element by element, two edges"),
     Entry("gpt_oss", "a window and a sink for each head, head dim 64"),
     Entry("packing", "bounds that come from a captured tensor"),
+    Entry("packing", "bounds that a kernel of its own finds first, in a sorted tensor", name="packing_ids"),
     Entry("prefix_lm", "a union of two intervals"),
     Entry("t5", "a score gathered from a table, no mask"),
     Entry("mla", "head dims 192 and 128"),

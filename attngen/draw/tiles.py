@@ -108,8 +108,24 @@ def _ranges(
         env = sizes(shape, batch, head, params) | rows
         columns = [[integers.column(e, env, len(starts)) for e in clause] for clause in bounds]
     else:
-        columns = _with_torch(bounds, rows, environment(shape, batch, head, params), tensors, len(starts))
+        held = {**tensors, **_tables(form, shape, params, tensors)} if form.tables else tensors
+        columns = _with_torch(bounds, rows, environment(shape, batch, head, params), held, len(starts))
     return [list(zip(*clause, strict=True)) for clause in columns]
+
+
+def _tables(form: MaskForm, shape: Shape, params: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables that bounds read, of all batch elements and heads."""
+    import torch
+
+    from attngen.ref.tables import table_values
+
+    b, h, q_idx = (torch.arange(n) for n in (shape.batch, shape.heads_q, shape.seqlen_q))
+    env = environment(shape, 0, 0, params) | {
+        "b": b.view(-1, 1, 1, 1), "h": h.view(1, -1, 1, 1),
+        "h_kv": (h * shape.heads_kv // shape.heads_q).view(1, -1, 1, 1), "q_idx": q_idx.view(1, 1, -1, 1),
+        "q_pos": (q_idx + shape.seqlen_kv - shape.seqlen_q).view(1, 1, -1, 1),
+    }  # fmt: skip
+    return table_values(form.tables, env, tensors)
 
 
 def _with_torch(

@@ -59,7 +59,8 @@ def _spelled(printer: CutePrinter, t: Table, facts: Facts) -> TableView:
     value = values[0]
     if total is not None:
         terms = zip(total.terms.values(), values, strict=True)
-        value = " + ".join([*(_product(c, x) for c, x in terms), *([str(total.const)] if total.const else [])])
+        summands = [*(_product(c, x) for c, x in terms), *([str(total.const)] if total.const else [])]
+        value = " + ".join(summands).replace(" + -", " - ")
     printer.used.add("at")
     tensor = safe_name(t.tensor)
     return TableView(
@@ -79,7 +80,7 @@ def _spelled(printer: CutePrinter, t: Table, facts: Facts) -> TableView:
 
 
 def _product(factor: int, text: str) -> str:
-    return f"Int64({text})" if factor == 1 else f"{factor} * Int64({text})"
+    return f"Int64({text})" if factor == 1 else f"-Int64({text})" if factor == -1 else f"{factor} * Int64({text})"
 
 
 def _coords(dims: tuple[str, ...]) -> tuple[str, ...]:
