@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator
 
 from attngen.diag.diagnostic import AttnError, Diagnostic, Label
+from attngen.ir.expr import Atom
 from attngen.ir.forms import MaskForm
 from attngen.ir.plan import KernelPlan, PlanSet, Rejected
 from attngen.ir.spec import AttentionSpec, ScheduleHints
@@ -22,6 +23,7 @@ from attngen.passes.mask_plan import plan_mask
 from attngen.passes.memory import plan_memory
 from attngen.passes.parts import kernel_spec
 from attngen.passes.schedule import plan_schedule
+from attngen.passes.score_form import score_form
 from attngen.passes.serves import why_not
 from attngen.stages import staged
 from attngen.targets import measured, sm90
@@ -164,7 +166,10 @@ def plan(spec: AttentionSpec, target: str = sm90.NAME, tuned: Tuned | None = Non
             verify(p)
         chosen, limits = measured_best, tuned.limits
     others = tuple(p for p in served if p not in chosen)
-    found = PlanSet(spec=spec, target=target, plans=chosen, limits=limits, rejected=tuple(rejected), others=others)
+    score = None if isinstance(spec.score, Atom) else score_form(spec.score, "kv", spec)
+    found = PlanSet(
+        spec=spec, target=target, plans=chosen, score=score, limits=limits, rejected=tuple(rejected), others=others
+    )
     verify_set(found)
     log.debug("chosen: %s", ", ".join(p.name for p in chosen))
     return found

@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable
 
 from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, const, walk
-from attngen.ir.functions import FUNCTIONS, apply
+from attngen.ir.functions import FUNCTIONS, STEPS, apply
+from attngen.ir.score import SCALE
 from attngen.ir.types import Type
 
 _WORDS = """
@@ -33,6 +34,7 @@ block gD gLSE group_pairs groups keeps last_column last_row pairs passes r_0 tot
 COUNTER_WORDS WALK_STAGES counters heads_dkv heads_per_cta layout_dk layout_dv mma_dp own_dk own_dv sdK sdV walks
 boxes layout_boxes layout_peer_k rank sPeerK ticket
 TABLE_THREADS above build_tables counts fill fill_tables middle positions table_words tables wanted
+raw scale
 """
 #: Words that the generated file defines or that Python and the DSL give a meaning; a name of a spec that is one of them
 #: gets a trailing underscore in the kernel.
@@ -59,16 +61,17 @@ _DSL_TYPES = {Type.BOOL: "Boolean", Type.INT: "Int32", Type.FLOAT: "Float32"}
 #: Longer names are cut, so that `name=name` fits a line.
 NAME_LENGTH = 40
 
-#: Names of the buffers that a backward fills for captured tensors.
-_BUFFER = re.compile(r"d_\w+_(sink|column|row|element)(_\d+)?")
+#: Names of the buffers that a backward fills for captured tensors, and of the parts of a score.
+_BUFFER = re.compile(r"d_\w+_(sink|column|row|element)(_\d+)?|(factor|term)_\d+")
 
 #: First character of the name of a part of an expression (see straight.py); no spec can write it.
 PART = "%"
 
 
 def part_name(name: str) -> str:
-    """The word in the kernel of part `%3`."""
-    return f"part_{name.removeprefix(PART)}"
+    """The word in the kernel of part `%3`, or of what a score form reads beside the spec's (`%column`)."""
+    word = name.removeprefix(PART)
+    return f"part_{word}" if word.isdigit() else word
 
 
 def safe_name(name: str) -> str:
@@ -183,10 +186,6 @@ def _infix(fn: str, args: list[tuple[str, int]]) -> tuple[str, int]:
     return f"{left} {operator} {_wrap(args[1], strength + 1)}", strength
 
 
-#: What jumps where its float operand moves: a rounding error before it may become a whole step after it.
-STEPS = frozenset(("int", "floor", "lt", "le", "gt", "ge", "eq", "ne"))
-
-
 def lower(e: Expr) -> Expr:
     """Rewrites that make a kernel's expression cheaper and keep its value to within fp32 rounding.
 
@@ -248,11 +247,14 @@ def bindings(exprs: Iterable[Expr], given: frozenset[str]) -> tuple[str, ...]:
         for n in walk(e):
             if isinstance(n, Atom):
                 atoms.add(n.name)
-            elif isinstance(n, Param) and not n.name.startswith(PART):
-                names.add(safe_name(n.name))
+            elif isinstance(n, Param) and (n == SCALE or not n.name.startswith(PART)):
+                names.add(part_name(n.name) if n == SCALE else safe_name(n.name))
             elif isinstance(n, Load):
                 names.add(safe_name(n.tensor))
-    lines = [f"{a} = p.{a}" for a in ("seqlen_q", "seqlen_kv", "heads_q", "heads_kv", "batch") if a in atoms - given]
+    lines = [f"{a} = {first} + column" for a, first in (("kv_idx", "kv_0"), ("q_idx", "q_0")) if a in atoms - given]
+    if "q_pos" in atoms and "q_idx" not in given | atoms:
+        lines.append("q_idx = q_0 + column")
+    lines += [f"{a} = p.{a}" for a in ("seqlen_q", "seqlen_kv", "heads_q", "heads_kv", "batch") if a in atoms - given]
     if "h_kv" in atoms - given:
         lines.append("h_kv = h // p.qhead_per_kvhead")
     if "q_pos" in atoms - given:

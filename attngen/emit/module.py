@@ -49,6 +49,7 @@ def kernel_id_of(plan_set: PlanSet) -> str:
         [p.model_dump(mode="json") for p in plan_set.plans],
         plan_set.limits,
         CODEGEN,
+        *([] if plan_set.score is None else [plan_set.score.model_dump(mode="json")]),
     ]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
     return f"{plan_set.spec.name}_fwd_{plan_set.target.removesuffix('a')}_{digest}"

@@ -10,6 +10,7 @@ from typing import Any
 
 from attngen.emit.exprs import CutePrinter, dim_name, safe_name
 from attngen.emit.header import clipped, docstring, spelled, sum_text
+from attngen.emit.score import NO_SCORE, spell_score
 from attngen.emit.selfcheck import check_view
 from attngen.emit.straight import fold, straight_line
 from attngen.emit.tables import TABLE_ARGUMENTS, spell_tables
@@ -213,7 +214,12 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
     printer = CutePrinter()
     common = common_fields(plan_set, printer, c, first.mask)
     has_sink, has_epilogue = spec.sink is not None, not isinstance(spec.epilogue, Atom)
-    score = formula(printer, spec.score, "pair") if c.has_score else Formula("", "", ())
+    score = Formula(clipped(spelled(spec.score)), "", ()) if c.has_score else Formula("", "", ())
+    split = (
+        spell_score(printer, plan_set.score, whole=not common["has_softmax"])
+        if plan_set.score is not None
+        else NO_SCORE
+    )
     sink = formula(printer, spec.sink, "row")
     epilogue = formula(printer, spec.epilogue, "output") if has_epilogue else Formula("", "", ())
     own = not first.memory.o_in_q
@@ -233,6 +239,7 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         plans=tuple(_plan_view(p) for p in plan_set.plans),
         uses=uses(printer),
         score=score,
+        split=split,
         has_sink=has_sink,
         sink=sink,
         has_epilogue=has_epilogue,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attngen.emit.score import ScoreView
 from attngen.emit.selfcheck import CheckView
 from attngen.emit.tables import TableView
 
@@ -164,6 +165,7 @@ class KernelView(CommonView):
     """Everything the forward's templates read."""
 
     summary: str
+    split: ScoreView
     plans: tuple[PlanView, ...]
     lowest: str
     has_epilogue: bool

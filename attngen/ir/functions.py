@@ -178,5 +178,8 @@ _ROWS = [
     ),
 ]  # fmt: skip
 
+#: What jumps where its float operand moves: a rounding error before it may become a whole step after it.
+STEPS = frozenset(("int", "floor", "lt", "le", "gt", "ge", "eq", "ne"))
+
 #: Every function by name.
 FUNCTIONS: dict[str, Function] = {row.name: row for row in _ROWS}

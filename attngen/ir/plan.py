@@ -19,6 +19,7 @@ from typing import Literal
 
 from attngen.ir.base import Node
 from attngen.ir.forms import MaskForm
+from attngen.ir.score import ScoreForm
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType
 
@@ -177,6 +178,8 @@ class PlanSet(Node):
     spec: AttentionSpec
     target: str
     plans: tuple[KernelPlan, ...]
+    #: How often the parts of the score are evaluated; None where the score is `s`.
+    score: ScoreForm | None = None
     limits: tuple[int, ...]
     rejected: tuple[Rejected, ...] = ()
     others: tuple[KernelPlan, ...] = ()

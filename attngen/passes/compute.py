@@ -8,10 +8,12 @@ from attngen.ir.base import Node
 from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, atoms_of, walk
 from attngen.ir.forms import MaskForm
 from attngen.ir.plan import ComputePlan, Rescale
+from attngen.ir.score import COLUMN, KV_0, RAW, SCALE, ScoreForm
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Normalizer, Type
 from attngen.passes.base import Reject
 from attngen.passes.mask_plan import element_test
+from attngen.passes.score_form import ONE, score_form
 from attngen.targets import sm90
 
 #: Row and column numbers, and intermediate values of one element.
@@ -80,7 +82,7 @@ def expression_registers(exprs: Iterable[Expr], candidate: Candidate) -> int:
     exprs = tuple(exprs)
     if not exprs:
         return 0
-    captured = {n for e in exprs for n in walk(e) if isinstance(n, Load | Param)}
+    captured = {n for e in exprs for n in walk(e) if isinstance(n, Load | Param)} - {RAW, SCALE, COLUMN, KV_0}
     loads = {n for n in captured if isinstance(n, Load) and "kv_idx" in atoms_of(n)}
     if not candidate.hoisting:
         return COORDINATE_REGISTERS
@@ -93,6 +95,30 @@ def expression_registers(exprs: Iterable[Expr], candidate: Candidate) -> int:
     if tight:
         return held + in_flight
     return held + ADDRESS_REGISTERS + (2 * in_flight if rowwise else in_flight)
+
+
+def row_registers(form: ScoreForm) -> int:
+    """What a score holds beside its elements' coordinates: values of a row, two of them where the row moves them.
+
+    The scale and the factor take the place of the softmax's own.
+    """
+    values = [t.value for t in form.terms if not _places(t.value)]
+    held = [form.shift, form.slope, *(t.factor for t in form.terms), *(n for v in values for n in _captured(v))]
+    once = {e for e in held if e is not None and e != ONE}
+    return sum(1 + _moves_with_row(e) for e in once) + (form.scale is not None and _moves_with_row(form.scale))
+
+
+def _moves_with_row(e: Expr) -> bool:
+    return not atoms_of(e).isdisjoint(("q_idx", "q_pos"))
+
+
+def _places(e: Expr) -> bool:
+    """Whether an element's value reads where the element is."""
+    return not atoms_of(e).isdisjoint(("kv_idx", "q_idx", "q_pos")) or COLUMN in walk(e)
+
+
+def _captured(e: Expr) -> list[Expr]:
+    return [n for n in walk(e) if isinstance(n, Load | Param) and n not in (RAW, SCALE)]
 
 
 def walk_registers(form: MaskForm) -> int:
@@ -109,10 +135,13 @@ def plan_compute(spec: AttentionSpec, form: MaskForm, candidate: Candidate) -> C
     Sources   FlashAttention-3 (arXiv:2407.08608) section 3; docs/performance.md for the overhead
     """
     score, softmax = not isinstance(spec.score, Atom), spec.normalizer is Normalizer.SOFTMAX
-    elementwise = [spec.score] if score else []
-    if element_test(form) == "elements":
-        elementwise.append(form.mask)
+    elementwise = [form.mask] if element_test(form) == "elements" else []
+    if score:
+        split = score_form(spec.score, "kv", spec)
+        elementwise += [t.value for t in split.terms if _places(t.value)]
     expressions = expression_registers(elementwise, candidate) + walk_registers(form)
+    if score:
+        expressions += row_registers(split)
     registers = fragment_registers(candidate, spec.head_dim_v, expressions)
     limit = sm90.REGISTERS[candidate.warpgroups][1]
     if registers + sm90.REGISTER_OVERHEAD > limit:

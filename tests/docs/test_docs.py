@@ -22,6 +22,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 PASSES = {
     "gradient": "gradient",
     "mask_form": "mask-form",
+    "score_form": "score-form",
     "compute": "compute",
     "mask_plan": "mask",
     "memory": "memory",

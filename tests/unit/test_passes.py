@@ -101,10 +101,17 @@ def test_registers_of_the_walk_over_a_union() -> None:
 
 def test_compute_rejects_what_would_spill() -> None:
     assert compute(spec(d=128), 3, 96) == Reject("compute", "registers 136 + 32 of 160: S 48, P 24, O 64", 168 / 160)
-    with_score = compute(spec(score=S + Q, d=128), 3, 80)
+    with_score = compute(spec(score=S + f("abs", K - Q), d=128), 3, 80)
     assert isinstance(with_score, Reject)
     assert with_score.why == "registers 132 + 32 of 160: S 40, P 20, O 64, expressions 8"
     assert not isinstance(compute(spec(d=128), 3, 80), Reject)
+
+
+def test_a_score_of_two_multiply_adds_holds_few_registers() -> None:
+    """A shift for each of a thread's two rows, one slope: no coordinates."""
+    slopes = S - load("slopes", H, dtype=DType.F32) * (QP - K)
+    assert computed(128, warpgroups=3, tile_n=80, score=slopes, tensors=("slopes",)).expression_registers == 3
+    assert computed(128, warpgroups=3, tile_n=80, score=S + Q).expression_registers == 2
 
 
 def test_elementwise_masks_hold_registers_as_scores_do() -> None:

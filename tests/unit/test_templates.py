@@ -12,7 +12,7 @@ from pathlib import Path
 import jinja2.nodes as jn
 import pytest
 
-from attngen.emit import selfcheck, tables, view
+from attngen.emit import score, selfcheck, tables, view
 from attngen.emit.env import environment, tidy
 from attngen.emit.view import BackwardView, CommonView, KernelView
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2] / "templates"
 FILES = sorted(ROOT.rglob("*.jinja"))
 VIEWS = {
     cls
-    for module in (view, selfcheck, tables)
+    for module in (view, score, selfcheck, tables)
     for cls in vars(module).values()
     if isinstance(cls, type) and dataclasses.is_dataclass(cls) and cls.__module__ == module.__name__
 }

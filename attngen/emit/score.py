@@ -1,0 +1,144 @@
+"""Spell a ScoreForm: what a row brings to a tile, and what an element adds to it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from attngen.emit.exprs import CutePrinter
+from attngen.emit.header import clipped
+from attngen.emit.straight import WIDTH, fold, straight_line
+from attngen.ir.expr import Expr, Param
+from attngen.ir.functions import apply
+from attngen.ir.score import SCALE, ScoreForm
+from attngen.ir.types import Type
+from attngen.passes.score_form import ONE
+
+#: What leaves room for the rest of the docstring's line.
+FORMULA_WIDTH = 44
+_SHIFT_NOTE = ": what all its keys have in common, in log2 units, then what `score` takes"
+#: What leaves room for the rest of the docstring's line.
+FORMULA_WIDTH = 44
+_SHIFT_NOTE = ": what all its keys have in common, in log2 units, then what `score` takes"
+#: `x * LOG2E` is x in log2 units.
+_LOG2E = Param(type=Type.FLOAT, name="%LOG2E")
+_ROW = {"kv": frozenset({"b", "h", "q_idx"}), "q": frozenset({"b", "h", "kv_idx"})}
+
+
+class _RowPrinter(CutePrinter):
+    """Prints what is evaluated once a row: as it stands, ints subtracted as ints."""
+
+    def __init__(self, printer: CutePrinter) -> None:
+        self.used = printer.used
+
+    def lowered(self, e: Expr) -> Expr:
+        """Nothing is lowered."""
+        return e
+
+
+@dataclass(frozen=True)
+class ScoreView:
+    """What the templates read of a score.
+
+    `row_values` are evaluated once a row and tile, the shift first, in log2 units. `value` is one element less the
+    shift; times `units` it is in log2 units; `formula` says it in a line. Where a term is added as it stands, natural
+    units save a multiplication.
+    """
+
+    has_shift: bool
+    has_rows: bool
+    row_bindings: tuple[str, ...]
+    row_values: tuple[str, ...]
+    bindings: tuple[str, ...]
+    value: str
+    formula: str
+    shift_note: str
+    result: str
+    units: str
+    has_factor: bool
+    factor_bindings: tuple[str, ...]
+    factor: str
+
+
+NO_SCORE = ScoreView(False, False, (), (), (), "", "", "", "", "", False, (), "")
+
+
+def spell_score(printer: CutePrinter, form: ScoreForm, *, whole: bool = False) -> ScoreView:
+    """Spell the form; `printer` collects the helpers that it calls.
+
+    `whole`: in natural units, factor and shift included, for what does not subtract a reference afterwards.
+    """
+    given = _ROW[form.axis]
+    if whole and form.factor is not None:
+        form = form.replace(terms=(form.terms[0].replace(factor=form.factor),), factor=None)
+    # in natural units the softmax converts, in the FFMA that subtracts
+    natural = whole or any(t.factor == ONE for t in form.terms)
+    units = (lambda e: e) if natural else _log2
+    named: list[tuple[str, Expr]] = []
+    if form.shift is not None:
+        named.append(("shift", form.shift if whole else _log2(form.shift)))
+    if form.scale is not None:
+        named.append(("scale", units(SCALE if form.scale == ONE else apply("mul", form.scale, SCALE))))
+    if form.slope is not None:
+        named.append(("slope", units(form.slope)))
+    factors = ["" if t.factor == ONE else f"factor_{k}" for k, t in enumerate(form.terms)]
+    named += [(f, units(t.factor)) for f, t in zip(factors, form.terms, strict=True) if f]
+    rows = _RowPrinter(printer)
+    row_bindings, row_values = straight_line(rows, [e for _, e in named], given)
+    bindings, texts = straight_line(printer, [t.value for t in form.terms], given)
+    inside = [n for n, _ in named if whole or n != "shift"]
+    if inside:
+        bindings = (f"({inside[0]},) = row" if len(inside) == 1 else f"{', '.join(inside)} = row", *bindings)
+    value, words = _sum(form, factors, texts, whole)
+    if form.terms and len(value) > WIDTH:
+        names = [f"term_{k}" for k in range(len(texts))]
+        bindings = (*bindings, *(f"{n} = {t}" for n, t in zip(names, texts, strict=True)))
+        value, _ = _sum(form, factors, names, whole)
+    lead = [] if form.factor is None else [_log2(form.factor)]
+    factor_bindings, factor = straight_line(rows, lead, given - {"q_idx", "kv_idx"})
+    apart = form.shift is not None and not whole
+    return ScoreView(
+        has_shift=apart,
+        has_rows=bool(named),
+        row_bindings=row_bindings,
+        row_values=row_values,
+        bindings=bindings,
+        value=fold(value),
+        formula=clipped(words, FORMULA_WIDTH),
+        shift_note=_SHIFT_NOTE if apart else "",
+        result=("over `score_factor`" if form.factor is not None else f"in {'natural' if natural else 'log2'} units")
+        + (", less `w.shift` of its row" if apart else ""),
+        units="self.score_factor(p, b, h)" if lead else f"Float32({'LOG2E' if natural else '1.0'})",
+        has_factor=form.factor is not None,
+        factor_bindings=factor_bindings,
+        factor="".join(factor),
+    )
+
+
+def _log2(e: Expr) -> Expr:
+    return _LOG2E if e == ONE else apply("mul", e, _LOG2E)
+
+
+def _sum(form: ScoreForm, factors: list[str], values: tuple[str, ...] | list[str], whole: bool) -> tuple[str, str]:
+    """The sum as nested multiply-adds, what is the same for all rows innermost; and as a formula."""
+    shift = ["shift"] if whole and form.shift is not None else []
+    words = [*(["slope * column"] if form.slope is not None else []), *shift]
+    text = " + ".join(words)
+    for k, (factor, value) in enumerate(zip(factors, values, strict=True)):
+        if factor:
+            text = f"fma({value}, {factor}, {text})" if text else f"{_grouped(value)} * {factor}"
+        else:
+            text = f"{_grouped(value)} + {text}" if text else value
+        words.insert(0, f"{factor} * term_{k}" if factor else f"term_{k}")
+    if form.scale is not None:
+        text = f"fma(raw, scale, {text})" if text else "raw * scale"
+        words.insert(0, "scale * raw")
+    return text or "Float32(0.0)", "score / score_factor" if form.factor is not None else " + ".join(words) or "0"
+
+
+#: A name, or a call with at most two more inside one another.
+_TIGHT = re.compile(r"\w+(\(([^()]|\(([^()]|\([^()]*\))*\))*\))?")
+
+
+def _grouped(text: str) -> str:
+    return text if _TIGHT.fullmatch(text) else f"({text})"

@@ -1,0 +1,53 @@
+"""ScoreForm: a score taken apart by how often its parts change over a tile of the accumulator."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attngen.ir.base import Node
+from attngen.ir.expr import Expr, Param
+from attngen.ir.types import Type
+
+#: Names that a form reads beside the spec's, as params that no spec can write: `%name`.
+#: First of a thread's keys in a tile (forward) or of its queries (backward), and the distance of an element from it:
+#: the same for all rows, known when the kernel is traced.
+KV_0 = Param(type=Type.INT, name="%kv_0")
+Q_0 = Param(type=Type.INT, name="%q_0")
+COLUMN = Param(type=Type.INT, name="%column")
+#: An element of Q K^T, and the factor that makes it `s`.
+RAW = Param(type=Type.FLOAT, name="%raw")
+SCALE = Param(type=Type.FLOAT, name="%softmax_scale")
+
+
+class ScoreTerm(Node):
+    """`factor * value`: the factor is the same for all columns of the tile, the value is evaluated for each element."""
+
+    factor: Expr
+    value: Expr
+
+
+class ScoreForm(Node):
+    """score = factor * (scale * s + slope * column + sum(term.factor * term.value)) + shift, in natural units.
+
+    `column` counts along `axis`, the accumulator's columns: keys from `kv_0`, or queries from `q_0`. None stands for
+    a part that the score does not have. All but the terms' values are the same for all columns of the tile: they are
+    evaluated once for each row that a thread owns, `factor` once for all its rows. Values read `raw * softmax_scale`
+    for `s`, and may read `kv_idx` (or `q_idx`) beside `column`.
+
+    Numerics: what `s - m * float(q_pos - kv_idx)` loses by being `s + m * column - m * float(q_pos - kv_0)` is a
+    rounding of the distance to the tile's first key, never of a position: ints are subtracted as ints, and the
+    conversions are exact below 2**24.
+    """
+
+    axis: Literal["kv", "q"]
+    scale: Expr | None
+    slope: Expr | None
+    shift: Expr | None
+    terms: tuple[ScoreTerm, ...] = ()
+    #: Positive: a maximum over the columns may be taken before it multiplies.
+    factor: Expr | None = None
+
+    @property
+    def is_sum(self) -> bool:
+        """No element is evaluated beyond one or two fused multiply-adds."""
+        return not self.terms

@@ -1,0 +1,203 @@
+"""score-form: a score as a sum whose parts change once a tile, once a column, or with every element.
+
+Rewrite   score(s, h, q_idx, kv_idx)  -->  factor * (scale * s + slope * column + terms) + shift, see ir/score.py
+Steps     products are distributed over sums as far as one side does not move along the tile's columns; ints that are
+          linear in the column's index are split at the tile's first; s is raw * softmax_scale, the scale grouped with
+          what else does not move
+Keeps     the value, to within the rounding of the regrouped sums and products; nothing is regrouped below a step
+          (`int`, `floor`, comparisons), where a rounding error may become a whole
+Numerics  fp32 holds every position below 2**24; see docs/passes/compute.md
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal
+
+from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, atoms_of, const, params_of
+from attngen.ir.functions import STEPS, apply
+from attngen.ir.linear import KV_IDX, Q_IDX, Linear, expr_of, linear_of
+from attngen.ir.score import COLUMN, KV_0, Q_0, RAW, SCALE, ScoreForm, ScoreTerm
+from attngen.ir.spec import AttentionSpec
+from attngen.ir.types import Type
+
+ONE, S = const(1.0), Atom(type=Type.FLOAT, name="s")
+#: Keeps a factor positive where a param is zero: zero times the -inf of a dropped pair is NaN.
+LEAST = 1e-30
+#: What a sum is made of.
+_SUMS = frozenset(("add", "sub", "neg", "mul", "div", "float"))
+Axis = Literal["kv", "q"]
+_MOVING = {"kv": frozenset(("kv_idx",)), "q": frozenset(("q_idx", "q_pos"))}
+
+
+@lru_cache(maxsize=64)
+def score_form(score: Expr, axis: Axis, spec: AttentionSpec) -> ScoreForm:
+    """The form of `score` along an accumulator's columns: keys in a forward, queries in a backward."""
+    return _Split(axis, spec).form(score)
+
+
+class _Split:
+    def __init__(self, axis: Axis, spec: AttentionSpec) -> None:
+        self.axis: Axis = axis
+        self.index, self.first = (KV_IDX, KV_0) if axis == "kv" else (Q_IDX, Q_0)
+        self.minima = {p.name: p.minimum for p in spec.params}
+
+    def still(self, e: Expr) -> bool:
+        """The same for every column of a tile."""
+        return not (atoms_of(e) & (_MOVING[self.axis] | {"s"}) or {COLUMN.name, RAW.name} & params_of(e))
+
+    def form(self, score: Expr) -> ScoreForm:
+        parts = self.parts_of(score)
+        scale, slope, shift = (parts.pop(x, None) for x in (S, COLUMN, ONE))
+        factor = None
+        if len(parts) == 1 and scale is None and slope is None:
+            ((x, f),) = parts.items()
+            factor, x = self.taken_out(f, x)
+            parts = {x: f if factor is None else ONE}
+        terms = tuple(ScoreTerm(factor=f, value=self.applied(x, stepped=False)) for x, f in parts.items())
+        return ScoreForm(axis=self.axis, scale=scale, slope=slope, shift=shift, terms=terms, factor=factor)
+
+    def parts_of(self, e: Expr) -> dict[Expr, Expr]:
+        """`sum_of`, each value once: value -> factor."""
+        parts: dict[Expr, Expr] = {}
+        for factor, x in self.sum_of(e):
+            parts[x] = _plus(parts.get(x), factor)
+        return parts
+
+    def sum_of(self, e: Expr) -> list[tuple[Expr, Expr]]:
+        """(factor, value) of each term; a value is `s`, the column, 1, or what moves in no simpler way."""
+        if self.still(e):
+            return [(e, ONE)]
+        if not isinstance(e, Apply):
+            return [(ONE, e)]
+        a = e.args
+        if e.fn in ("add", "sub", "neg"):
+            last = [(_negated(f), x) for f, x in self.sum_of(a[-1])] if e.fn != "add" else self.sum_of(a[1])
+            return last if e.fn == "neg" else [*self.sum_of(a[0]), *last]
+        if e.fn == "mul":
+            for factor, other in (a, a[::-1]):
+                if self.still(factor):
+                    return [(_times(factor, f), x) for f, x in self.sum_of(other)]
+        if e.fn == "div" and self.still(a[1]):
+            inverse = _inverse(a[1])
+            return [(_times(f, inverse), x) for f, x in self.sum_of(a[0])]
+        if e.fn == "float":
+            split = self.at_first(a[0])
+            if split is not None:
+                start, step = split
+                return [(apply("float", start), ONE), (const(float(step)), COLUMN)]
+        return [(ONE, e)]
+
+    def at_first(self, i: Expr) -> tuple[Expr, int] | None:
+        """An int as `start + step * column`, or None where the column moves it in another way."""
+        if i.type is not Type.INT:
+            return None
+        total = linear_of(i)
+        step = total.terms.get(self.index, 0)
+        if not step or not all(self.still(t) for t in total.terms if t != self.index):
+            return None
+        return expr_of(total.with_term(self.index, Linear({self.first: 1}))), step
+
+    def element(self, e: Expr, stepped: bool) -> Expr:
+        """A value as each element evaluates it: sums regrouped, but below a step."""
+        if e == S:
+            return apply("mul", RAW, SCALE)
+        if not stepped and isinstance(e, Apply) and e.fn in _SUMS and e.type is Type.FLOAT and not self.still(e):
+            return self.regrouped(e)
+        return self.applied(e, stepped)
+
+    def regrouped(self, e: Apply) -> Expr:
+        """raw * scale + shift + slope * column + terms: two multiply-adds before the first term."""
+        parts = self.parts_of(e)
+        total: Expr | None = None
+        for x in (S, ONE, COLUMN, *(x for x in parts if x not in (S, ONE, COLUMN))):
+            if x in parts:
+                total = _plus(total, self.product(x, parts[x]))
+        assert total is not None
+        return total
+
+    def product(self, x: Expr, factor: Expr) -> Expr:
+        if x == ONE:
+            return factor
+        if x == S:
+            return apply("mul", RAW, _times(factor, SCALE))
+        value = apply("float", COLUMN) if x == COLUMN else self.applied(x, stepped=False)
+        return _negated(value) if factor == const(-1.0) else value if factor == ONE else apply("mul", value, factor)
+
+    def applied(self, e: Expr, stepped: bool) -> Expr:
+        """A value that is no sum: its operands as elements."""
+        if isinstance(e, Load):
+            return e.replace(indices=tuple(self.element(i, True) for i in e.indices))
+        if not isinstance(e, Apply):
+            return self.element(e, stepped) if e == S else e
+        if e.fn == "float" and isinstance(e.args[0], Apply) and e.args[0].fn == "abs":
+            return apply("abs", self.element(apply("float", e.args[0].args[0]), stepped))
+        return e.replace(args=tuple(self.element(x, stepped or e.fn in STEPS) for x in e.args))
+
+    def taken_out(self, factor: Expr, value: Expr) -> tuple[Expr | None, Expr]:
+        """The factor of the only value where it is positive, or made positive: tanh takes the sign inside."""
+        if factor == ONE or atoms_of(factor) & {"q_idx", "q_pos", "kv_idx"} or KV_0.name in params_of(factor):
+            return None, value
+        if self.is_positive(factor):
+            return factor, value
+        if not (isinstance(value, Apply) and value.fn == "tanh"):
+            return None, value
+        sign = apply("where", apply("lt", factor, const(0.0)), const(-1.0), const(1.0))
+        return apply("max", apply("abs", factor), const(LEAST)), apply("tanh", apply("mul", sign, value.args[0]))
+
+    def is_positive(self, e: Expr) -> bool:
+        """Whether a factor is above zero whatever the call gives."""
+        if isinstance(e, Const):
+            return e.value > 0
+        if isinstance(e, Param):
+            minimum = self.minima.get(e.name)
+            return minimum is not None and minimum > 0
+        return isinstance(e, Apply) and e.fn in ("mul", "add", "float", "div") and all(map(self.is_positive, e.args))
+
+
+def _plus(a: Expr | None, b: Expr) -> Expr:
+    if a is None:
+        return b
+    if isinstance(b, Apply) and b.fn == "neg":
+        return apply("sub", a, b.args[0])
+    if isinstance(b, Const) and b.value < 0:
+        return apply("sub", a, const(-b.value))
+    return apply("add", a, b)
+
+
+def _negated(e: Expr) -> Expr:
+    if isinstance(e, Const):
+        return const(-e.value)
+    return e.args[0] if isinstance(e, Apply) and e.fn == "neg" else apply("neg", e)
+
+
+def _times(a: Expr, b: Expr) -> Expr:
+    if a == ONE:
+        return b
+    if b == ONE:
+        return a
+    for x, y in ((a, b), (b, a)):
+        if x == const(-1.0):
+            return _negated(y)
+    return apply("mul", a, b)
+
+
+def _inverse(e: Expr) -> Expr:
+    return const(1.0 / float(e.value)) if isinstance(e, Const) and e.value else apply("div", ONE, e)
+
+
+def score_of(form: ScoreForm) -> Expr:
+    """The score that a form says, over `raw * softmax_scale` and the index: for tests, and for readers."""
+    total: Expr = const(0.0)
+    for factor, value in (
+        (form.scale, apply("mul", RAW, SCALE)),
+        (form.slope, apply("float", COLUMN)),
+        *((t.factor, t.value) for t in form.terms),
+    ):
+        if factor is not None:
+            total = apply("add", total, apply("mul", factor, value))
+    if form.factor is not None:
+        total = apply("mul", form.factor, total)
+    if form.shift is not None:
+        total = apply("add", total, form.shift)
+    return total

@@ -1,0 +1,58 @@
+"""Scores of every shape, executed by the checker: what is hoisted out of the elements, what stays, gathers, signs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ptxcheck.compile import compile_spec
+from test_gallery import verify
+
+from attngen.ir.spec import AttentionSpec
+from attngen.samples import Shape
+from attngen.syntax import load_spec
+
+pytestmark = pytest.mark.dsl
+CAUSAL = "mask = kv_idx <= q_pos"
+#: Clauses, and params to call with.
+SCORES: dict[str, tuple[str, dict[str, Any]]] = {
+    "slope": (f"tensor m: f32[heads_q]\n  score = s - m[h] * (q_pos - kv_idx)\n  {CAUSAL}", {}),
+    "distance": ("param m: float = 0.1\n  score = s - m * abs(q_pos - kv_idx)", {"m": 0.3}),
+    "negative cap": (f"param cap: float = 2.0\n  score = cap * tanh(s / cap)\n  {CAUSAL}", {"cap": -1.5}),
+    "negative factor": ("param f: float = 2.0\n  score = f * sigmoid(s)", {"f": -3.0}),
+    "negative temperature": ("param f: float = 2.0\n  score = f * s", {"f": -0.7}),
+    "temperatures": (
+        "tensor t: f32[batch, seqlen_q]\n  tensor r: f32[batch, heads_q, seqlen_q]\n"
+        f"  score = s * t[b, q_idx] + r[b, h, q_idx] * 40.0\n  {CAUSAL}", {},
+    ),
+    "keys and rows": (
+        "tensor f: f32[batch, heads_q, seqlen_kv]\n  tensor g: f32[heads_q]\n"
+        f"  score = (s + f[b, h, q_pos] - f[b, h, kv_idx]) * g[h] + 0.01 * kv_idx\n  {CAUSAL}", {},
+    ),
+    "offsets": (
+        "param q_start: int = 0\n  param kv_start: int = 0\n  param m: float = 0.02\n"
+        "  score = s - m * float((q_start + q_idx) - (kv_start + kv_idx))\n"
+        "  mask = kv_start + kv_idx <= q_start + q_idx",
+        {"q_start": 100, "kv_start": 40},
+    ),
+    "sigmoid": (
+        "normalizer = sigmoid\n  tensor m: f32[heads_q]\n  param cap: float = 3.0\n"
+        f"  score = cap * tanh(s / cap) - m[h] * (q_pos - kv_idx) - 1.0\n  {CAUSAL}", {"cap": -2.0},
+    ),
+    "no product": ("tensor r: f32[seqlen_q]\n  score = r[q_idx]", {}),
+    "capped bias": (
+        "tensor bias: bf16[batch, heads_q, seqlen_q, seqlen_kv]\n  param cap: float = 4.0\n"
+        f"  score = cap * tanh((s + bias[b, h, q_idx, kv_idx] - 0.01 * (q_pos - kv_idx)) / cap)\n  {CAUSAL}", {},
+    ),
+}  # fmt: skip
+
+
+def written(name: str) -> AttentionSpec:
+    return load_spec(f"attn 1\nattention a {{\n  head_dim = 64\n  {SCORES[name][0]}\n}}\n")
+
+
+@pytest.mark.parametrize("name", sorted(SCORES))
+def test_forward(name: str) -> None:
+    spec = written(name)
+    module, _ = compile_spec(spec)
+    verify(spec, module, 0, Shape(1, 2, 1, 70, 150), 3, given=SCORES[name][1])
