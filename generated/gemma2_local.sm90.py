@@ -50,13 +50,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "gemma2_local_fwd_sm_90_bace025d",
+    "kernel_id": "gemma2_local_fwd_sm_90_b07ae182",
     "name": "gemma2_local",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "5a31e5309c94fe1ff6a6a4363a59dfa48706a3e9b0f254f9d409909ca7c8bff2",
-    "body_sha256": "b5cf748280b29cd91490d039b9372940df2f8c455cd74f195193d3fd4b1b3359",
+    "body_sha256": "570add32a338310f9b75e0c5f9702d3c171b859cf1b3987e3c6b33e834d8eab6",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -190,6 +190,11 @@ def quad_sum(x):
 def tanh(x):
     """Hyperbolic tangent, one MUFU.TANH (relative error about 2**-11)."""
     return cute.math.tanh(x, fastmath=True)
+
+
+def absolute(x):
+    """|x| of an int or a float."""
+    return cute.arch.fmax(x, -x) if isinstance(x, Float32) else cutlass.max(x, -x)
 
 
 # ---- schedule: pipelines and turns -----------------------------------------------------------------------------------
@@ -672,7 +677,7 @@ class AttentionForward:
             row_ref=cute.make_rmem_tensor((2,), Float32),  # reference: the maximum as of the last rescaling, log2 units
             row_sum=cute.make_rmem_tensor((2,), Float32),  # sum of P over this thread's columns
             o_scale=cute.make_rmem_tensor((2,), Float32),  # what O still has to be multiplied by
-            scale_log2=Float32(LOG2E),  # the score has applied the scale
+            scale_log2=self.score_factor(p, b, h),  # what makes log2 units of the score, which has applied the scale
         )
         w.o_scale.fill(1.0)
         n_min, n_max = self.cta_tiles(p, b, h, m_block)
@@ -804,20 +809,27 @@ class AttentionForward:
 
     # ---- compute: score cap * tanh(s / cap) (clause 'score') ----
 
-    def score(self, p, s, b, h, q_idx, kv_idx):
-        """The score of one pair in natural units; `s` is already scaled."""
+    def score_factor(self, p, b, h):
+        """What multiplies every element of the score, in log2 units: the softmax does it. Positive."""
         cap = p.cap
-        return cap * tanh(s * (1.0 / cap))
+        return cute.arch.fmax(absolute(cap), 1e-30) * LOG2E
+
+    def score(self, p, raw, row, b, h, q_idx, kv_0, column):
+        """score / score_factor, for an element `raw` of Q K^T whose key is kv_0 + column."""
+        cap = p.cap
+        softmax_scale = p.softmax_scale
+        return tanh(raw * (select(cap < 0.0, Float32(-1.0), 1.0) * (1.0 / cap) * softmax_scale))
 
     def apply_score(self, w, n_block):
-        """Evaluate the score on every element of the tile."""
+        """S as the weights are made of it: over `score_factor`."""
         p = w.p
         kv_0 = n_block * self.tile_n + (w.lane % 4) * 2
         for r in range(2):
+            row = ()
             for j in range(self.tile_n // 8):
                 for e in range(2):
                     i = e + 2 * r + 4 * j
-                    w.acc_s[i] = self.score(p, w.acc_s[i] * p.softmax_scale, w.b, w.h, w.q_idx[r], kv_0 + (8 * j + e))
+                    w.acc_s[i] = self.score(p, w.acc_s[i], row, w.b, w.h, w.q_idx[r], kv_0, 8 * j + e)
 
     # ---- mask, element by element: kv_idx <= q_pos and q_pos - kv_idx < keys (clause 'mask') ----
 

@@ -51,13 +51,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "t5_encoder_fwd_sm_90_4ad864ce",
+    "kernel_id": "t5_encoder_fwd_sm_90_5874eccb",
     "name": "t5_encoder",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "179838e7cb9806fd20cbf4f7252479be82434b832a2eefb06081956d66fe9a56",
-    "body_sha256": "315c6974b2034de04994f95ca9d65b547606569561681458446d634640af883b",
+    "body_sha256": "1cfc21a91a236a5a6e4ac0d0fc48b860973c42f2e68be2806f4443afa232c519",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -666,7 +666,7 @@ class AttentionForward:
             row_ref=cute.make_rmem_tensor((2,), Float32),  # reference: the maximum as of the last rescaling, log2 units
             row_sum=cute.make_rmem_tensor((2,), Float32),  # sum of P over this thread's columns
             o_scale=cute.make_rmem_tensor((2,), Float32),  # what O still has to be multiplied by
-            scale_log2=Float32(LOG2E),  # the score has applied the scale
+            scale_log2=Float32(LOG2E),  # what makes log2 units of the score, which has applied the scale
         )
         w.o_scale.fill(1.0)
         n_min, n_max = self.cta_tiles(p, b, h, m_block)
@@ -786,25 +786,35 @@ class AttentionForward:
 
     # ---- compute: score s + table[(16 if kv_idx > q_pos else 0) + (abs(kv_idx - q... (clause 'score') ----
 
-    def score(self, p, s, b, h, q_idx, kv_idx):
-        """The score of one pair in natural units; `s` is already scaled."""
+    def score_rows(self, p, b, h, q_idx, kv_0):
+        """What row q_idx brings to a tile."""
+        softmax_scale = p.softmax_scale
+        return (
+            softmax_scale,
+        )
+
+    def score(self, p, raw, row, b, h, q_idx, kv_0, column):
+        """scale * raw + term_0, for an element `raw` of Q K^T whose key is kv_0 + column."""
+        (scale,) = row
+        kv_idx = kv_0 + column
         q_pos = q_idx + p.seqlen_kv - p.seqlen_q
         table = p.table
         part_1 = 8 + Int32(2.0 * log2(Float32(cutlass.max(absolute(kv_idx - q_pos), 8)) * 0.125))
         part_2 = select(kv_idx > q_pos, Int32(16), 0)
         part_3 = absolute(kv_idx - q_pos) < 8
         part_4 = part_2 + select(part_3, absolute(kv_idx - q_pos), cutlass.min(part_1, 15))
-        return s + Float32(at(table, part_4, h))
+        return fma(raw, scale, Float32(at(table, part_4, h)))
 
     def apply_score(self, w, n_block):
-        """Evaluate the score on every element of the tile."""
+        """S as the weights are made of it: in natural units."""
         p = w.p
         kv_0 = n_block * self.tile_n + (w.lane % 4) * 2
         for r in range(2):
+            row = self.score_rows(p, w.b, w.h, w.q_idx[r], kv_0)
             for j in range(self.tile_n // 8):
                 for e in range(2):
                     i = e + 2 * r + 4 * j
-                    w.acc_s[i] = self.score(p, w.acc_s[i] * p.softmax_scale, w.b, w.h, w.q_idx[r], kv_0 + (8 * j + e))
+                    w.acc_s[i] = self.score(p, w.acc_s[i], row, w.b, w.h, w.q_idx[r], kv_0, 8 * j + e)
 
     # ---- mask, element by element: true (clause 'mask') ----
 
