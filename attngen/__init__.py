@@ -31,6 +31,7 @@ _HOME = {
     "KernelSource": "attngen.source",
     "Options": "attngen.options",
     "make_spec": "attngen.syntax",
+    "merge": "attngen.jit.merge",
 }
 __all__ = [*sorted(_HOME), "__version__"]
 
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from attngen.ir.spec import AttentionSpec as AttentionSpec
     from attngen.jit.kernel import Attention as Attention
     from attngen.jit.kernel import AttngenNotice as AttngenNotice
+    from attngen.jit.merge import merge as merge
     from attngen.jit.storage import AttngenWarning as AttngenWarning
     from attngen.options import Options as Options
     from attngen.source import KernelSource as KernelSource

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from attngen.ir.tuned import Tuned
     from attngen.jit.composed import Composed
     from attngen.jit.kernel import Attention
+    from attngen.jit.several import SeveralAttention
     from attngen.jit.unserved import ReferenceAttention
+
+    AnyAttention = Attention | Composed | SeveralAttention | ReferenceAttention
 
 log = logging.getLogger("attngen")
 SpecLike = AttentionSpec | str | os.PathLike[str]
@@ -38,10 +41,11 @@ def build(
     backward: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
     **overrides: object,
-) -> Attention | Composed | ReferenceAttention:
+) -> AnyAttention:
     """Attention as `spec` says it, callable on torch tensors; see `attngen.jit.kernel.Attention` for the call.
 
-    A spec with `layout = packed_qkv` or `v = k[a:b]` takes one qkv, or no v: see `attngen.jit.composed`.
+    A spec with `layout = packed_qkv` or `v = k[a:b]` takes one qkv, or no v: see `attngen.jit.composed`. One with
+    branches or segments takes a kernel for each: see `attngen.jit.several`.
 
     `spec` is a path, the text of a spec (a string with a newline or a brace is text, any other string a path), or an
     AttentionSpec. `name` picks one attention block of a file (default: the last). `overrides` are the fields of
@@ -70,8 +74,8 @@ def build(
     attention = _callable(resolved, chosen, cache, progress)
     if isinstance(attention, ReferenceAttention):
         return attention
-    if backward:
-        attention.backward.source  # noqa: B018 - its faults are said now, also without a GPU
+    for one in getattr(attention, "kernels", [attention]) if backward else ():
+        one.backward.source  # noqa: B018 - its faults are said now, also without a GPU
     if _has_gpu(chosen):
         attention.compile(backward=backward)
     return attention
@@ -83,6 +87,7 @@ def compile(
     target: str | None = None,
     name: str | None = None,
     only: str | None = None,
+    part: str | None = None,
     **overrides: object,
 ) -> KernelSource:
     """The generated kernel file of `spec`: `.text`, `.kernel_id`, `.write(path)`. Needs no GPU, torch or DSL.
@@ -91,13 +96,30 @@ def compile(
     `"backward"` leaves the other out. What of the backward no kernel serves yet is left out of a file of both, which
     says so in its docstring and in `.meta["notes"]` (the lines of a sentence each).
 
-    Takes `spec`, `name` and `overrides` as `build` does. Raises: AttnError E01xx-E04xx; E0503 `only` is another word.
+    A spec with branches or segments takes a kernel for each; `part` names the one.
+
+    Takes `spec`, `name` and `overrides` as `build` does. Raises: AttnError E01xx-E04xx, among them E0404 and E0405
+    (which part?); E0503 `only` is another word.
     """
     if only not in (None, "forward", "backward"):
         raise error("E0503", f"option `only` does not take {only!r}", helps=('take "forward" or "backward"',))
     options = Options.parse({**overrides, "target": target})
     resolved = resolve(spec, name, options)
-    return _dumped(_compiled(resolved, _target(resolved, options), only))
+    chosen = _target(resolved, options)
+    return _dumped(_compiled(_part(resolved, part, chosen), chosen, only))
+
+
+def _part(spec: AttentionSpec, name: str | None, target: str) -> AttentionSpec:
+    """The spec of the kernel of that name, or of the only one."""
+    from attngen.passes.parts import is_composed, several
+    from attngen.passes.serves import served_parts
+
+    if name is None and not is_composed(spec):
+        return spec
+    found = served_parts(spec, target, name)
+    if len(found) > 1:
+        raise several(spec)
+    return found[0].spec
 
 
 def _compiled(spec: AttentionSpec, target: str, only: str | None) -> KernelSource:
@@ -138,15 +160,23 @@ def format(text: str) -> str:
 
 
 def explain(spec: SpecLike, *, target: str | None = None, name: str | None = None, **overrides: object) -> str:
-    """Plans of `spec`, forward and backward, their budgets, and the candidates that were rejected, as text."""
+    """Plans of `spec`, forward and backward, their budgets, and the candidates that were rejected, as text; where it
+    takes several kernels, of each.
+    """
     from attngen.directions import plan_gradients
+    from attngen.passes.parts import describe, is_composed
+    from attngen.passes.serves import served_parts
     from attngen.plan_text_backward import describe_backward
 
     options = Options.parse({**overrides, "target": target})
     resolved = resolve(spec, name, options)
-    forward = _plan(resolved, _target(resolved, options))
-    gradients = plan_gradients(resolved, forward.target)
-    return f"{explain_plan(forward)}\n\n{describe_backward(gradients.plans, gradients.refused)}"
+    chosen = _target(resolved, options)
+    blocks = [describe(resolved)] if is_composed(resolved) else []
+    for one in served_parts(resolved, chosen):
+        forward = _plan(one.spec, chosen)
+        gradients = plan_gradients(one.spec, chosen)
+        blocks += [explain_plan(forward), describe_backward(gradients.plans, gradients.refused)]
+    return "\n\n".join(blocks)
 
 
 @staged("spec")
@@ -289,11 +319,12 @@ def _dumped(source: KernelSource) -> KernelSource:
 
 def _callable(
     spec: AttentionSpec, target: str, cache: Any, progress: Callable[[str, int, int], None] | None = None
-) -> Attention | Composed | ReferenceAttention:
-    """The attention of a spec, behind a front where a call's arguments are not the kernel's; without a kernel for what
-    it means, the reference, unless a GPU waits for a kernel."""
+) -> AnyAttention:
+    """The attention of a spec: by one kernel or several, behind a front where a call's arguments are others; without a
+    kernel for what it means, the reference, unless a GPU waits for a kernel.
+    """
     from attngen.jit.kernel import portable_json
-    from attngen.passes.parts import kernel_spec
+    from attngen.passes.parts import is_composed, kernel_spec, parts
     from attngen.passes.serves import why_not
 
     reasons = why_not(spec, target)
@@ -308,12 +339,20 @@ def _callable(
         from attngen.jit.unserved import ReferenceAttention
 
         return ReferenceAttention(spec, target, reasons, recipe)
-    inner = kernel_spec(spec)
-    if inner is spec:
+    whole = kernel_spec(spec)
+    if whole is spec and not is_composed(spec):
         return _attention(spec, target, cache, progress)
+    kernels = {p.name: _attention(p.spec, target, cache, progress) for p in parts(spec)}
+    inner: Attention | SeveralAttention = kernels[next(iter(kernels))]
+    if is_composed(spec):
+        from attngen.jit.several import SeveralAttention
+
+        inner = SeveralAttention(whole, kernels, recipe)
+    if whole is spec:
+        return inner
     from attngen.jit.composed import front
 
-    return front(spec, _attention(inner, target, cache, progress), recipe)
+    return front(spec, inner, recipe)
 
 
 def _attention(
@@ -375,7 +414,7 @@ def _twin(spec: AttentionSpec, target: str, cache: Any) -> Attention:
     return attention.compile() if _has_gpu(target) else attention
 
 
-def _rebuild(spec: str, target: str, root: str | None) -> Attention | Composed | ReferenceAttention:
+def _rebuild(spec: str, target: str, root: str | None) -> AnyAttention:
     """Build again from a pickle: the spec travels, the kernel comes from this machine's cache or compiler."""
     from attngen.jit.cache import KernelCache
 

@@ -109,16 +109,21 @@ def qkv(
     return q, k, v
 
 
-def call_arguments(spec: AttentionSpec, q: Any, k: Any, v: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def call_arguments(
+    spec: AttentionSpec, q: Any, k: Any, v: Any, segments: Mapping[str, tuple[Any, Any]] | None = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What a built callable takes for these bshd q, k and v of `qkv`: its positional arguments, and keywords."""
     import torch
 
+    def laid_out(x: Any) -> Any:
+        if spec.layout.value != "bhsd":
+            return x
+        return tuple(map(laid_out, x)) if isinstance(x, tuple) else x.transpose(1, 2).contiguous()
+
+    more = {"segments": {n: laid_out(tuple(pair)) for n, pair in segments.items()}} if segments else {}
     if spec.layout.value == "packed_qkv":
-        return (torch.cat((q, k, v), 2),), {"heads_q": q.shape[2]}
-    given = (q, k) if v is None else (q, k, v)
-    if spec.layout.value == "bhsd":
-        given = tuple(x.transpose(1, 2).contiguous() for x in given)
-    return given, {}
+        return (torch.cat((q, k, v), 2),), {"heads_q": q.shape[2], **more}
+    return tuple(laid_out(x) for x in (q, k, v) if x is not None), more
 
 
 def segments(

@@ -21,7 +21,7 @@ from attngen.passes.launch import plan_launch
 from attngen.passes.mask_form import mask_form
 from attngen.passes.mask_plan import plan_mask
 from attngen.passes.memory import plan_memory
-from attngen.passes.parts import kernel_spec
+from attngen.passes.parts import is_composed, kernel_spec, several
 from attngen.passes.schedule import plan_schedule
 from attngen.passes.score_form import score_form
 from attngen.passes.serves import why_not
@@ -135,11 +135,13 @@ def plan(spec: AttentionSpec, target: str = sm90.NAME, tuned: Tuned | None = Non
 
     Raises:
         AttnError: E0401 the target is unknown; E0402 the spec uses what no kernel here serves yet; E0403 no candidate
-            fits.
+            fits; E0404 the spec takes several kernels: plan each of its parts.
     """
     reasons = why_not(spec, target)
     if reasons:
         raise AttnError(*reasons)
+    if is_composed(spec):
+        raise several(spec)
     spec = kernel_spec(spec)
     form = mask_form(spec)
     served: list[KernelPlan] = []

@@ -21,7 +21,7 @@ from attngen.passes.base import Reject
 from attngen.passes.gradient import gradient_form
 from attngen.passes.mask_form import mask_form
 from attngen.passes.mask_plan import plan_mask
-from attngen.passes.parts import kernel_spec
+from attngen.passes.parts import is_composed, kernel_spec, several
 from attngen.stages import staged
 from attngen.targets import sm90
 from attngen.verify.backward import verify
@@ -80,8 +80,10 @@ def plan_backward(spec: AttentionSpec, target: str = sm90.NAME, *, captured: Seq
 
     Raises:
         AttnError: E0401 the target is unknown; E0402 the spec uses what no backward kernel serves yet; E0403 no
-            candidate fits.
+            candidate fits; E0404 the spec takes several kernels: plan each of its parts.
     """
+    if is_composed(spec):
+        raise several(spec)
     gradient = gradient_form(spec)
     gradient = gradient.replace(contributions=tuple(c for c in gradient.contributions if c.tensor in captured))
     deterministic = spec.backward.deterministic

@@ -152,9 +152,9 @@ def _spec_cells(
     source: str, name: str | None, lengths: tuple[int, ...], changes: dict[str, object], shapes: dict[str, int | None]
 ) -> Iterator[Cell]:
     from attngen.bench.cells import usual_cell, with_shape
-    from attngen.passes.parts import kernel_spec
+    from attngen.passes.parts import pick
 
-    resolved = kernel_spec(common.load(source, name, changes))  # what is measured is the kernel on its q, k and v
+    resolved = pick(common.load(source, name, changes), None).spec  # what is measured is the kernel on its q, k and v
     for length in lengths:
         cell = usual_cell(resolved, length)
         if shapes["heads_q"] is not None and shapes["heads_kv"] is None:

@@ -74,17 +74,25 @@ def _targets(spec: AttentionSpec, target: str | None) -> tuple[str, ...]:
 def _without(spec: AttentionSpec, target: str | None) -> list[str]:
     """What of the backward no kernel serves yet, a reason each."""
     from attngen.directions import plan_gradients
+    from attngen.passes.parts import parts
 
-    return [d.message for x in _targets(spec, target) for d in plan_gradients(spec, x).refused]
+    return [
+        d.message if len(parts(spec)) == 1 else f"{p.name}: {d.message}"
+        for x in _targets(spec, target)
+        for p in parts(spec)
+        for d in plan_gradients(p.spec, x).refused
+    ]
 
 
 def _plan_faults(spec: AttentionSpec, target: str | None) -> tuple[Diagnostic, ...]:
+    from attngen.passes.serves import served_parts
     from attngen.search import plan as find_plan
 
     faults: tuple[Diagnostic, ...] = ()
     for architecture in _targets(spec, target):
         try:
-            find_plan(spec, architecture)
+            for part in served_parts(spec, architecture):
+                find_plan(part.spec, architecture)
         except AttnError as fault:
             faults += fault.diagnostics
     return faults

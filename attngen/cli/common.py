@@ -242,7 +242,7 @@ Target = Annotated[
 ]
 DTypeOption = Annotated[str | None, typer.Option("--dtype", help="bf16 or fp16 in place of the spec's.")]
 HeadDim = Annotated[str | None, typer.Option("--head-dim", help="Head dim, e.g. 64, or 192x128 for q/k and v.")]
-LayoutOption = Annotated[str | None, typer.Option("--layout", help="bshd or bhsd in place of the spec's.")]
+LayoutOption = Annotated[str | None, typer.Option("--layout", help="bshd, bhsd or packed_qkv in place of the spec's.")]
 Tile = Annotated[str | None, typer.Option("--tile", help="tile_m x tile_n, e.g. 128x128.")]
 Stages = Annotated[int | None, typer.Option("--stages", help="K/V stages in shared memory.", min=1, max=64)]
 Order = Annotated[str | None, typer.Option("--order", help="Tile order: lpt or linear.")]

@@ -12,11 +12,14 @@ import typer
 from attngen.cli import common
 
 if TYPE_CHECKING:
+    from attngen.ir.spec import AttentionSpec
     from attngen.source import KernelSource
 
 
 def compile_(
-    spec: common.Source,
+    source_name: Annotated[
+        str, typer.Argument(metavar="SPEC", help="A .attn file, or - for stdin.", show_default=False)
+    ],
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FILE", help="Where the source goes; - is stdout.")
     ] = "-",
@@ -27,6 +30,10 @@ def compile_(
     only: Annotated[
         str | None,
         typer.Option("--only", help="forward or backward: that one alone (default: both in one file)."),
+    ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option("--part", help="Of a spec that takes several kernels, this one (default: a file for each)."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE even if it was edited or is no kernel.")] = False,
     name: common.Name = None,
@@ -43,8 +50,14 @@ def compile_(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing when it worked.")] = False,
 ) -> None:
-    """Compile a spec to a standalone file with its forward and backward kernels; with --object also to machine code."""
+    """Compile a spec to a standalone file with its forward and backward kernels; with --object also to machine code.
+
+    A spec with branches or segments takes a kernel for each: -o FILE.py then writes FILE.part.py for every part.
+    """
     from attngen import api
+    from attngen.options import Options
+    from attngen.passes.parts import formula, several
+    from attngen.passes.serves import served_parts
 
     if as_json and output == "-" and objects is None:
         raise common.Usage("--json describes files: name one with -o FILE or --object FOLDER")
@@ -60,10 +73,44 @@ def compile_(
         order=order,
         deterministic=deterministic,
     )
-    text = common.read_source(spec)
+    text = common.read_source(source_name)
+    spec = api.resolve(text, name, Options.parse(changes))
+    chosen = served_parts(spec, common.pick_target(spec, target), part)
+    if len(chosen) > 1 and output == "-" and objects is None:
+        raise several(spec)  # two modules are no file
+    made: list[dict[str, Any]] = []
+    for one in chosen:
+        where = output if output == "-" or len(chosen) == 1 else _beside(output, one.name)
+        began = time.perf_counter()
+        source, written = _compile_one(one.spec, target, only, where, objects, force)
+        seconds = time.perf_counter() - (started if len(chosen) == 1 else began)
+        if as_json:
+            made.append(
+                {
+                    "kernel_id": source.kernel_id,
+                    "sha256": source.sha256,
+                    "files": written,
+                    "seconds": round(seconds, 3),
+                    "meta": source.meta,
+                }
+            )
+        elif written and not quiet:
+            common.say(f"{source.kernel_id}: {', '.join(written)} ({_plans(source.meta)}; {seconds:.2f} s)")
+    if as_json:
+        whole = made[0] if len(made) == 1 else {"name": spec.name, "formula": formula(spec), "parts": made}
+        common.write_text("-", json.dumps({"schema": 1, **whole}) + "\n")
+    elif len(chosen) > 1 and not quiet:
+        common.say(f"put them together: {formula(spec)} (attngen.build does)")
+
+
+def _compile_one(
+    spec: AttentionSpec, target: str | None, only: str | None, output: str, objects: str | None, force: bool
+) -> tuple[KernelSource, list[str]]:
+    """The file of one kernel, and what was written."""
+    from attngen import api
 
     def compiled(direction: str | None) -> KernelSource:
-        return api.compile(text, name=name, target=target, only=direction, **changes)
+        return api.compile(spec, target=target, only=direction)
 
     source = compiled(only)
     for note in source.meta.get("notes", ()):
@@ -77,18 +124,13 @@ def compile_(
         both = source.meta["direction"] == "both"  # an object holds one plan of one direction
         for one in (compiled("forward"), compiled("backward")) if both else (source,):
             written += _machine_code(one, Path(objects))
-    seconds = time.perf_counter() - started
-    if as_json:
-        made = {
-            "schema": 1,
-            "kernel_id": source.kernel_id,
-            "sha256": source.sha256,
-            "files": written,
-            "seconds": round(seconds, 3),
-        }
-        common.write_text("-", json.dumps({**made, "meta": source.meta}) + "\n")
-    elif written and not quiet:
-        common.say(f"{source.kernel_id}: {', '.join(written)} ({_plans(source.meta)}; {seconds:.2f} s)")
+    return source, written
+
+
+def _beside(output: str, part: str) -> str:
+    """FILE.part.py for FILE.py."""
+    path = Path(output)
+    return str(path.with_name(f"{path.stem}.{part}{path.suffix or '.py'}"))
 
 
 def _plans(meta: dict[str, Any]) -> str:

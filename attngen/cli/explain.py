@@ -53,6 +53,9 @@ def explain(
     param: Annotated[
         list[str] | None, typer.Option("--param", help="NAME=VALUE of a run-time param; repeatable.")
     ] = None,
+    part: Annotated[
+        str | None, typer.Option("--part", help="Of a spec that takes several kernels, this one alone.")
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every rejected candidate.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Plans, rooflines and rejections as JSON on stdout.")] = False,
     svg: Annotated[
@@ -72,6 +75,8 @@ def explain(
         return
     from attngen import samples
     from attngen.directions import plan_gradients
+    from attngen.passes.parts import describe, formula, several
+    from attngen.passes.serves import served_parts
     from attngen.rooflines import roofline, roofline_backward
     from attngen.search import plan
 
@@ -91,30 +96,42 @@ def explain(
         deterministic=deterministic,
     )
     spec = common.load(subject, name, changes)
-    params = samples.params(spec, common.settings_of(param or [], "--param"))
+    all_params = samples.params(spec, common.settings_of(param or [], "--param"))
     shapes = [_shape(spec, n, seqlen_kv, batch, heads, heads_kv) for n in _lengths(seqlen)]
-    plans = plan(spec, common.pick_target(spec, target))
-    gradients = plan_gradients(spec, plans.target)
-    lines = [(label, roofline(plans, shape, params, x)) for label, shape, x in _calls(spec, shapes)]
-    back = gradients.plans
-    back_lines = (
-        [(label, roofline_backward(back, shape, params, x)) for label, shape, x in _calls(spec, shapes)] if back else []
-    )
-    if svg is not None or png is not None:
-        _draw(plans, shapes[0], params, svg, png, at_batch, at_head)
-    if as_json:
-        document = _document(plans, lines) | {"backward": _document_backward(gradients, back_lines)}
-        print(json.dumps(document, indent=1))
-    elif svg != "-":
+    chosen = served_parts(spec, common.pick_target(spec, target), part)
+    drawn = svg is not None or png is not None
+    if drawn and len(chosen) > 1:
+        raise several(spec)
+    documents: dict[str, Any] = {}
+    texts = [describe(spec)] if len(chosen) > 1 else []
+    for one in chosen:
+        own = one.spec
+        params = {p.name: all_params[p.name] for p in own.params}
+        plans = plan(own, common.pick_target(spec, target))
+        gradients = plan_gradients(own, plans.target)
+        lines = [(label, roofline(plans, shape, params, x)) for label, shape, x in _calls(own, shapes)]
+        back = gradients.plans
+        back_lines = (
+            [(label, roofline_backward(back, shape, params, x)) for label, shape, x in _calls(own, shapes)]
+            if back
+            else []
+        )
+        if drawn:
+            _draw(plans, shapes[0], params, svg, png, at_batch, at_head)
+        documents[one.name] = _document(plans, lines) | {"backward": _document_backward(gradients, back_lines)}
         from attngen import plan_text, plan_text_backward
 
-        parts = [
+        texts += [
             plan_text.describe(plans, everything=everything),
             plan_text.rooflines(lines),
             plan_text_backward.describe_backward(back, gradients.refused, everything=everything),
             plan_text_backward.rooflines_backward(back_lines),
         ]
-        print("\n\n".join(p for p in parts if p))
+    if as_json:
+        whole = {"schema": 1, "name": spec.name, "formula": formula(spec), "parts": documents}
+        print(json.dumps(documents[chosen[0].name] if len(chosen) == 1 else whole, indent=1))
+    elif svg != "-":
+        print("\n\n".join(t for t in texts if t))
 
 
 def _is_code(text: str) -> bool:

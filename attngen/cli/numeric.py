@@ -67,12 +67,12 @@ def verify_spec(
     more: dict[str, Any] = {"segments": samples.segments(spec, shape, seed=seed)} if spec.segments else {}
     exact = dense.attention(spec, q, k, v, **arguments, **more)
     outcomes = [_blockwise(spec, case, exact, (q, k, v), arguments | more)]
-    outcomes += _plans(spec, target, case, exact, (q, k, v), arguments)
+    outcomes += _plans(spec, target, case, exact, (q, k, v), arguments, more)
     if not with_gpu:
         return outcomes
     if not torch.cuda.is_available():
         return [*outcomes, Outcome("kernel", case, skipped="torch sees no GPU")]
-    return [*outcomes, _kernel(spec, target, case, (q, k, v), arguments)]
+    return [*outcomes, _kernel(spec, target, case, (q, k, v), arguments, more)]
 
 
 def _differences(o: Any, lse: Any, exact: Any) -> tuple[float, float]:
@@ -96,6 +96,13 @@ def _double(x: Any) -> Any:
     return tuple(t.double() for t in x) if isinstance(x, tuple) else x.double()
 
 
+def _cuda(x: Any) -> Any:
+    """The same on the GPU."""
+    if x is None:
+        return None
+    return tuple(t.cuda() for t in x) if isinstance(x, tuple) else x.cuda()
+
+
 def _why(fault: AttnError) -> str:
     """The reasons of a fault in one line."""
     return "; ".join(f"{d.code}: {d.message}" for d in fault.diagnostics)
@@ -112,26 +119,53 @@ def _blockwise(
 
 
 def _plans(
-    spec: AttentionSpec, target: str, case: str, exact: Any, qkv: tuple[Any, Any, Any], arguments: dict[str, Any]
+    spec: AttentionSpec,
+    target: str,
+    case: str,
+    exact: Any,
+    qkv: tuple[Any, Any, Any],
+    arguments: dict[str, Any],
+    more: dict[str, Any],
 ) -> list[Outcome]:
+    """Every plan; of a spec of several kernels, the first plans of all parts together, then the second ones, …"""
+    from attngen.passes.serves import served_parts
     from attngen.ref import interp
+    from attngen.ref.together import together
     from attngen.search import plan
 
     try:
-        plans = plan(spec, target)
+        found = [(p.spec, plan(p.spec, target)) for p in served_parts(spec, target)]
     except AttnError as fault:
         return [Outcome("plan", case, skipped=_why(fault))]
+    q, k, v = (_double(x) for x in qkv)
+    segments = {n: (_double(a), _double(b)) for n, (a, b) in more.get("segments", {}).items()}
+    if spec.v_view_start is not None:
+        first = k[0] if spec.branches else k
+        v = first[..., spec.v_view_start :][..., : spec.head_dim_v]
+    first_calls = zip(q, k, strict=True) if spec.branches else [(q, k)]
+    calls = [(*pair, v) for pair in first_calls] + [(q, *pair) for pair in segments.values()]
     outcomes = []
-    q, k, v = qkv
-    v = k[..., spec.v_view_start :][..., : spec.head_dim_v] if v is None else v
-    for p in plans.plans:
-        result = interp.run(p, plans.spec, *(x.double() for x in (q, k, v)), **arguments)
-        outcomes.append(_outcome(f"plan {p.name}", case, result[0], result[1], exact))
+    for i in range(max(len(plans.plans) for _, plans in found)):
+        results, names = [], []
+        for (own, plans), call in zip(found, calls, strict=True):
+            p = plans.plans[min(i, len(plans.plans) - 1)]
+            params, tensors = ({d.name: arguments[n][d.name] for d in getattr(own, n)} for n in ("params", "tensors"))
+            results.append(interp.run(p, plans.spec, *call, params=params, tensors=tensors)[:2])
+            names.append(p.name)
+        o, lse = results[0]
+        if len(results) > 1:
+            o, lse = together(spec, results, q, k, v, **arguments, segments=segments or None)
+        outcomes.append(_outcome(f"plan {', '.join(dict.fromkeys(names))}", case, o, lse, exact))
     return outcomes
 
 
 def _kernel(
-    spec: AttentionSpec, target: str, case: str, qkv: tuple[Any, Any, Any], arguments: dict[str, Any]
+    spec: AttentionSpec,
+    target: str,
+    case: str,
+    qkv: tuple[Any, Any, Any],
+    arguments: dict[str, Any],
+    more: dict[str, Any],
 ) -> Outcome:
     import torch
 
@@ -140,15 +174,19 @@ def _kernel(
 
     try:
         attn = api.build(spec, target=target)
-        on_gpu = [x if x is None else x.cuda() for x in qkv]
+        on_gpu = [_cuda(x) for x in qkv]
+        segments = {n: _cuda(pair) for n, pair in more.get("segments", {}).items()}
         tensors = {n: t.cuda() for n, t in arguments["tensors"].items()}
-        given, extra = samples.call_arguments(spec, *on_gpu)
+        q, k, v = on_gpu
+        given, extra = samples.call_arguments(spec, q, k, v, segments)
         extra |= {**arguments["params"], **tensors}
         o, lse = attn(*given, return_lse=True, **extra)
         torch.cuda.synchronize()
     except AttnError as fault:
         return Outcome("kernel", case, skipped=_why(fault))
     o = o.transpose(1, 2) if spec.layout.value == "bhsd" else o
-    found = error_ratio(o, spec, *on_gpu, lse=lse, params=arguments["params"], tensors=tensors)
+    known: dict[str, Any] = {"params": arguments["params"], "tensors": tensors}
+    known |= {"segments": segments} if segments else {}
+    found = error_ratio(o, spec, q, k, v, lse=lse, **known)
     failed = not (found.ratio <= 1 and found.lse_error <= _LSE_KERNEL)
     return Outcome("kernel", case, found.error, found.allowed, found.lse_error, failed)

@@ -46,4 +46,30 @@ A `schedule` clause (or tile=, stages=) that asks for more than fits is the usua
 planner, or ask for a smaller tile. `attngen explain SPEC --all` lists every candidate of a spec that fits.
 """,
     ),
+    Code(
+        "E0404",
+        "several-kernels",
+        "one kernel is asked for, and the spec takes several",
+        """
+Branches and KV segments are kernels of their own: each part gives O and LSE, which are put together outside, O(N).
+`build` does that. A file, a plan or a picture is of one part: name it, with `part="past"` or `--part past`.
+
+    attention cache {
+      head_dim = 64
+      segment past {                 # kernels: main (the call's own k and v), past
+      }
+    }
+
+`attngen compile SPEC -o FILE.py` without --part writes a file for each.
+""",
+    ),
+    Code(
+        "E0405",
+        "no-such-part",
+        "the spec has no part of this name",
+        """
+The parts of a spec are its branches; or `main`, the call's own keys, and its segments. A spec without either is one
+kernel, and takes no part.
+""",
+    ),
 )

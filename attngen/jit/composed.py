@@ -6,14 +6,19 @@ Each is a thin front of an Attention on the same memory: no kernel, no copy and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
 from attngen.jit import views
 from attngen.jit.kernel import Attention
 
+if TYPE_CHECKING:
+    from attngen.jit.several import SeveralAttention
+
 Recipe = tuple[Callable[..., Any], tuple[Any, ...]]
+#: What a front is a front of.
+Inner = Union["Attention", "SeveralAttention"]
 
 
 class Composed:
@@ -21,7 +26,7 @@ class Composed:
 
     __call__: Callable[..., Any]
 
-    def __init__(self, spec: AttentionSpec, inner: Attention, recipe: Recipe) -> None:
+    def __init__(self, spec: AttentionSpec, inner: Inner, recipe: Recipe) -> None:
         self.spec = spec
         self.inner = inner
         self._recipe = recipe
@@ -30,6 +35,11 @@ class Composed:
         if name.startswith("__") or name == "inner":  # before __init__, as copy and pickle ask
             raise AttributeError(name)
         return getattr(self.inner, name)
+
+    @property
+    def kernels(self) -> tuple[Attention, ...]:
+        """The Attention of each kernel behind it."""
+        return (self.inner,) if isinstance(self.inner, Attention) else self.inner.kernels
 
     def compile(self, device: int | None = None, *, backward: bool | Sequence[str] = False) -> Composed:
         """As `Attention.compile`."""
@@ -57,9 +67,10 @@ class PackedAttention(Composed):
     Raises: AttnError E0604, E0607, E0608 (qkv), and as `Attention`.
     """
 
-    def __init__(self, spec: AttentionSpec, inner: Attention, recipe: Recipe) -> None:
+    def __init__(self, spec: AttentionSpec, inner: Inner, recipe: Recipe) -> None:
         super().__init__(spec, inner, recipe)
-        inner.backward.joint = True
+        if isinstance(inner, Attention):
+            inner.backward.joint = True
 
     def __call__(self, qkv: Any, *, heads_q: int | None = None, **keywords: Any) -> Any:
         """See the class."""
@@ -77,11 +88,15 @@ class ViewAttention(Composed):
 
     def __call__(self, q: Any, k: Any, **keywords: Any) -> Any:
         """See the class."""
-        k, v = views.keys_and_values(self.spec, k)
+        if self.spec.branches:  # the first branch's k
+            first, v = views.keys_and_values(self.spec, k[0])
+            k = (first, *k[1:])
+        else:
+            k, v = views.keys_and_values(self.spec, k)
         return self.inner(q, k, v, **keywords)
 
 
-def front(spec: AttentionSpec, inner: Attention, recipe: Recipe) -> Composed:
+def front(spec: AttentionSpec, inner: Inner, recipe: Recipe) -> Composed:
     """The callable of a spec whose kernel's spec (`passes.parts.kernel_spec`) is another one, that of `inner`."""
     kind = PackedAttention if spec.layout is Layout.PACKED_QKV else ViewAttention
     return kind(spec, inner, recipe)

@@ -46,7 +46,7 @@ def validate(
             _has_strides(spec, name, x)
     extents: Sizes = dict(sizes)
     for decl in spec.tensors:
-        _captured(decl, tensors[decl.name], q, extents)
+        captured(decl, tensors[decl.name], q, extents)
     _outputs(spec, q, out, lse, sizes, strides)
     if out is not None and out.numel() and out.data_ptr() in (q.data_ptr(), k.data_ptr(), v.data_ptr()):
         raise overlap(q, k, v, out)
@@ -196,7 +196,8 @@ def _has_strides(spec: AttentionSpec, name: str, x: torch.Tensor) -> None:
         )
 
 
-def _captured(decl: TensorDecl, x: Any, q: torch.Tensor, extents: Sizes) -> None:
+def captured(decl: TensorDecl, x: Any, q: torch.Tensor, extents: Sizes) -> None:
+    """E0604 to E0607 for a captured tensor; a free axis enters `extents`."""
     declared = f"{decl.name}: {decl.dtype.value}[{', '.join(map(str, decl.dims))}]"
     _is_tensor(decl.name, x)
     _has_device(decl.name, x, q)

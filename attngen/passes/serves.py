@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
-from attngen.diag.diagnostic import Diagnostic, Label
+from attngen.diag.diagnostic import AttnError, Diagnostic, Label
 from attngen.diag.span import Span
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout
+from attngen.passes.parts import Part, gaps, is_composed, parts, pick
 from attngen.targets import sm90
 
 #: What is left to do with a valid spec that no kernel serves.
@@ -36,13 +38,27 @@ def why_not(spec: AttentionSpec, target: str) -> tuple[Diagnostic, ...]:
                 "E0401", f"no kernels for target `{target}`", None, notes=(known,), helps=(f"use `{sm90.NAME}`",)
             ),
         )
+    found = _gaps(spec)
+    if is_composed(spec):
+        found = chain(gaps(spec), _of_views(spec), *(_gaps(p.spec) for p in parts(spec)))
     return tuple(
         Diagnostic(
             "E0402", f"{sm90.NAME} kernels do not serve {what} yet", Label(span) if span else None,
             notes=(_DENSE,), helps=(mend,),
         )
-        for what, span, mend in _gaps(spec)
+        for what, span, mend in {gap[0]: gap for gap in found}.values()
     )  # fmt: skip
+
+
+def served_parts(spec: AttentionSpec, target: str, name: str | None = None) -> tuple[Part, ...]:
+    """The kernels that `spec` takes on `target`, or the one of that name.
+
+    Raises: AttnError E0401, E0402 where none serves a part of it, or the whole; E0404, E0405 as `parts.pick`.
+    """
+    reasons = why_not(spec, target)
+    if reasons:
+        raise AttnError(*reasons)
+    return parts(spec) if name is None else (pick(spec, name),)
 
 
 def _gaps(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
@@ -59,20 +75,7 @@ def _gaps(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
         yield "the max-logit output", spec.span, "leave it out"
     if spec.out_dtype not in (None, spec.dtype):
         yield f"{spec.out_dtype} output", spec.span, "the output has the inputs' dtype"
-    if spec.layout is Layout.PACKED_QKV and spec.head_dim_v != spec.head_dim_qk:
-        yield "layout packed_qkv where V has a head dim of its own", spec.span, "one tensor has one: use layout = bshd"
-    if spec.layout is Layout.PACKED_QKV and spec.v_view_start is not None:
-        yield "layout packed_qkv with V as a view of K", spec.span, "use layout = bshd, and pass q and k"
-    if spec.v_view_start is not None and spec.v_view_start % 8:
-        yield (
-            f"a view of K that starts at column {spec.v_view_start}",
-            spec.span,
-            "start it at a multiple of 8, where TMA can: 16 bytes",
-        )
-    if spec.branches:
-        yield "branches", spec.branches[0].span or spec.span, "call one softmax for each branch and combine them"
-    if spec.segments:
-        yield "KV segments", spec.segments[0].span or spec.span, "concatenate the segments along seqlen_kv"
+    yield from _of_views(spec)
     if spec.block_sparse is not None:
         yield (
             "block_sparse",
@@ -91,3 +94,17 @@ def _gaps(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
         if value is not None:
             span = next((v for k, v in places.items() if k in what), s.span or spec.span)
             yield what, span, mend
+
+
+def _of_views(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
+    """Of the ways in which q, k and v are views of fewer tensors."""
+    if spec.layout is Layout.PACKED_QKV and spec.head_dim_v != spec.head_dim_qk:
+        yield "layout packed_qkv where V has a head dim of its own", spec.span, "one tensor has one: use layout = bshd"
+    if spec.layout is Layout.PACKED_QKV and spec.v_view_start is not None:
+        yield "layout packed_qkv with V as a view of K", spec.span, "use layout = bshd, and pass q and k"
+    if spec.v_view_start is not None and spec.v_view_start % 8:
+        yield (
+            f"a view of K that starts at column {spec.v_view_start}",
+            spec.span,
+            "start it at a multiple of 8, where TMA can: 16 bytes",
+        )

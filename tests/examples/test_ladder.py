@@ -11,6 +11,7 @@ from attngen import samples
 from attngen.cli.numeric import verify_spec
 from attngen.directions import plan_gradients
 from attngen.ir.spec import AttentionSpec
+from attngen.passes.parts import parts
 from attngen.passes.serves import why_not
 from attngen.syntax import check_text, format_text, load_all, load_spec, print_spec
 
@@ -18,6 +19,9 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SERVED = {s.name: s for f in sorted(EXAMPLES.glob("*.attn")) for s in load_all(f)}
 FILES = sorted((EXAMPLES / "unserved").glob("*.attn"))
 UNSERVED = {s.name: s for f in FILES for s in load_all(f)}
+#: Specs that take several kernels.
+SEVERAL = sorted((EXAMPLES / "composed").glob("*.attn"))
+COMPOSED = {s.name: s for f in SEVERAL for s in load_all(f)}
 #: Variants of real models, by the blocks that say them.
 VARIANTS = {
     "causal, grouped heads": "llama3",
@@ -58,8 +62,6 @@ VARIANTS = {
 #: What no kernel serves, and for which reasons. Closing a gap fails here: move the file up, and its line in the index.
 REFUSED = {
     "bigbird_lists": {"block_sparse"},
-    "cascade": {"KV segments"},
-    "diffllama": {"branches"},
     "mla_decode": {"head_dim = 576", "v = 512", "layout paged"},
     "modernbert_unpadded": {"layout varlen"},
     "modernbert_unpadded_global": {"layout varlen"},
@@ -76,15 +78,18 @@ def reasons(messages: list[str]) -> set[str]:
 def test_all_34_variants() -> None:
     assert len(VARIANTS) == 34
     named = {n for names in VARIANTS.values() for n in names.split()}
-    assert named <= SERVED.keys() | UNSERVED.keys()
+    assert named <= SERVED.keys() | UNSERVED.keys() | COMPOSED.keys()
     assert named >= UNSERVED.keys()
 
 
 def test_the_index_is_complete() -> None:
     """Every block once, behind a link to its file, in the part of the table where it belongs."""
     text = (EXAMPLES / "README.md").read_text()
-    served, unserved = text.split("## Without a kernel yet")
-    for part, folder, files in ((served, "", EXAMPLES.glob("*.attn")), (unserved, "unserved/", FILES)):
+    served, rest = text.split("## Several kernels")
+    composed, unserved = rest.split("## Without a kernel yet")
+    for part, folder, files in (
+        (served, "", EXAMPLES.glob("*.attn")), (composed, "composed/", SEVERAL), (unserved, "unserved/", FILES)
+    ):  # fmt: skip
         rows = re.findall(r"^\| \[(\w+)\]\(([\w/.]+)\) \| (.*?) \| .* \|$", part, re.M)
         assert all(path == f"{folder}{stem}.attn" for stem, path, _ in rows)
         listed = [(stem, re.findall(r"`(\w+)`", blocks)) for stem, _, blocks in rows]
@@ -102,7 +107,18 @@ def test_backwards_that_are_refused_and_why() -> None:
     assert {n: reasons([d.message for d in r]) for n, r in found.items() if r} == NO_BACKWARD
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+@pytest.mark.parametrize("spec", COMPOSED.values(), ids=COMPOSED)
+def test_blocks_of_several_kernels(spec: AttentionSpec) -> None:
+    """They print and parse back; the CPU reference and the plans of all parts together agree with the dense meaning."""
+    assert load_spec(print_spec(spec)) == spec and not why_not(spec, "sm_90a")
+    assert not any(plan_gradients(p.spec, "sm_90a").refused for p in parts(spec))
+    for rows, keys in ((33, 33), (1, 70)):
+        shape, values = samples.Shape(1, 2, 1, rows, keys), samples.params(spec, {})
+        outcomes = verify_spec(spec, shape, values, target="sm_90a", seed=rows, with_gpu=False)
+        assert len(outcomes) >= 2 and not [o for o in outcomes if o.failed or o.skipped], outcomes
+
+
+@pytest.mark.parametrize("file", [*FILES, *SEVERAL], ids=lambda f: f.stem)
 def test_unserved_files_read_well(file: Path) -> None:
     text = file.read_text()
     assert check_text(file) == [] and format_text(text) == text

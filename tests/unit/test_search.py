@@ -219,10 +219,30 @@ GAPS: dict[str, tuple[AttentionSpec, str]] = {
     "max_logit": (spec(max_logit=True), "the max-logit output"),
     "out_dtype": (spec(out_dtype=DType.F32), "f32 output"),
     "v_view": (spec(d=64, dv=32, v_view_start=4), "a view of K that starts at column 4"),
-    "branches": (spec(branches=(Branch(name="one", score=TWO, mask=ONE, weight=x(1.0).e),)), "branches"),
-    "segments": (spec(segments=(Segment(name="more", score=TWO, mask=ONE),)), "KV segments"),
     "block_sparse": (spec(block_sparse=BlockSparse(q=128, kv=128)), "block_sparse"),
 }
+
+
+def branched(**changes: object) -> AttentionSpec:
+    return spec(branches=tuple(Branch(name=n, score=TWO, mask=ONE, weight=x(1.0).e) for n in ("one", "two")), **changes)
+
+
+def with_more_keys(**changes: object) -> AttentionSpec:
+    return spec(segments=(Segment(name="more", score=TWO, mask=ONE),), **changes)
+
+
+GAPS |= {
+    "branches packed": (branched(layout=Layout.PACKED_QKV), "layout packed_qkv with branches"),
+    "max_logit of segments": (with_more_keys(max_logit=True), "the max-logit output with KV segments"),
+}
+
+
+def test_e0404_names_the_parts() -> None:
+    """Branches and segments are no gap, and no single kernel either."""
+    for s, names in ((branched(), "one, two"), (with_more_keys(), "main, more")):
+        assert why_not(s, sm90.NAME) == ()
+        with pytest.raises(AttnError, match=rf"E0404.*2 kernels: {names}"):
+            plan(s)
 
 
 @pytest.mark.parametrize("name", GAPS)

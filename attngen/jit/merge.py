@@ -1,0 +1,121 @@
+"""Attention over parts of the keys, put together: O = sum of w_i O_i, with w_i = exp(LSE_i - LSE) for one softmax.
+
+For cascade decoding, steps of a ring, KV segments. Plain torch operations, O(N): differentiable, traceable, on any
+device. Numerics: weights and sums in fp32 (float64 for float64 parts), rounded once; a part or a row without keys
+(LSE = -inf) weighs nothing, and nothing is NaN.
+Source: FlashAttention-2, section 3.1; FlashDecoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from attngen.diag.diagnostic import error
+
+Tensor = torch.Tensor
+
+
+def merge(
+    o1: Tensor, lse1: Tensor, o2: Tensor, lse2: Tensor, *more: Tensor, layout: str = "bshd", dtype: Any = None
+) -> tuple[Tensor, Tensor]:
+    """(o, lse) of one softmax over keys that were attended to in parts.
+
+        o, lse = attngen.merge(*prefix(q, k1, v1, return_lse=True), *suffix(q, k2, v2, return_lse=True))
+
+    Shapes: each o (batch, seqlen_q, heads_q, head_dim_v), or (batch, heads_q, seqlen_q, head_dim_v) with
+    layout="bhsd"; each lse (batch, heads_q, seqlen_q), natural logarithm. `more`: further o, lse, in turn.
+    `dtype` of the result: that of o1 unless given. Where lse_i is -inf, o_i must be finite (attngen's is 0).
+    Gradients reach every o and lse; they are exact, and so are those of the calls that made them.
+    Raises: AttnError E0607 for shapes that do not fit together, E0503 for another layout.
+    """
+    if layout not in ("bshd", "bhsd"):
+        raise error("E0503", f"option `layout` does not take {layout!r}", helps=('take "bshd" or "bhsd"',))
+    os, lses = [o1, o2, *more[::2]], [lse1, lse2, *more[1::2]]
+    bhsd = layout == "bhsd"
+    _fit(os, lses, bhsd)
+    weights, lse = softmax_weights(lses)
+    o = weighted_sum(os, weights, bhsd)
+    return o.to(dtype or o1.dtype), lse
+
+
+def softmax_weights(lses: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+    """(w_i, lse) of parts, w_i = exp(lse_i - lse): 0 where a part has no key, all of them where no part has one."""
+    stacked = torch.stack([x if x.dtype is torch.float64 else x.float() for x in lses])
+    top = stacked.detach().amax(0)
+    top = torch.where(top == -torch.inf, 0.0, top)
+    p = (stacked - top).exp()
+    total = p.sum(0)
+    empty = total == 0
+    safe = torch.where(empty, 1.0, total)
+    return list((p / safe).unbind(0)), torch.where(empty, -torch.inf, top + safe.log())
+
+
+def weighted_sum(os: Sequence[Tensor], weights: Sequence[Tensor | float], bhsd: bool) -> Tensor:
+    """Sum of w_i o_i in fp32 or float64. A weight is a number, or (batch, heads_q, seqlen_q) with extents of 1 allowed.
+
+    Of the parts only o_i is saved, in its own dtype.
+    """
+    count, tensors = len(os), [w for w in weights if isinstance(w, Tensor)]
+    places = tuple(None if isinstance(w, Tensor) else float(w) for w in weights)
+    total: Tensor = _WeightedSum.apply(count, places, bhsd, *os, *tensors)  # type: ignore[no-untyped-call]
+    return total
+
+
+class _WeightedSum(torch.autograd.Function):
+    """dO_i = w_i dO;  dw_i = rowsum(dO * O_i)."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, places: tuple[float | None, ...], bhsd: bool, *given: Tensor) -> Tensor:
+        ctx.places, ctx.bhsd = places, bhsd
+        ctx.save_for_backward(*given)
+        os, weights = given[:count], _columns(given[count:], places, bhsd)
+        kind = torch.promote_types(os[0].dtype, torch.float32)
+        total: Tensor = os[0].to(kind) * weights[0]
+        for o, w in zip(os[1:], weights[1:], strict=True):
+            total = total + o.to(kind) * w
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        given, places = ctx.saved_tensors, ctx.places
+        os, tensors = given[: len(places)], given[len(places) :]
+        weights = _columns(tensors, places, ctx.bhsd)
+        dos = [(grad * w).to(o.dtype) for o, w in zip(os, weights, strict=True)]
+        dws = []
+        left = iter(tensors)
+        for o, place in zip(os, places, strict=True):
+            if place is None:
+                rows = (grad * o.to(grad.dtype)).sum(-1)
+                w = next(left)
+                dws.append((rows if ctx.bhsd else rows.transpose(1, 2)).sum_to_size(w.shape).to(w.dtype))
+        return None, None, None, *dos, *dws
+
+
+def _columns(tensors: Sequence[Tensor], places: Sequence[float | None], bhsd: bool) -> list[Any]:
+    """Weights as they multiply an o of the layout."""
+    left = iter(tensors)
+    return [p if p is not None else _along_rows(next(left), bhsd) for p in places]
+
+
+def _along_rows(w: Tensor, bhsd: bool) -> Tensor:
+    return (w if bhsd else w.transpose(1, 2)).unsqueeze(-1)
+
+
+def _fit(os: Sequence[Any], lses: Sequence[Any], bhsd: bool) -> None:
+    """E0607 where an o has no lse, or shapes differ."""
+    if len(os) != len(lses):
+        raise error("E0607", f"`merge` got {len(os)} o and {len(lses)} lse", helps=("pass o and lse in turn",))
+    b, x, y = os[0].shape[:3]
+    rows = (b, x, y) if bhsd else (b, y, x)
+    for i, (o, lse) in enumerate(zip(os, lses, strict=True), 1):
+        if o.shape != os[0].shape or tuple(lse.shape) != rows:
+            raise error(
+                "E0607",
+                f"part {i} has o {tuple(o.shape)} and lse {tuple(lse.shape)}; "
+                f"o {tuple(os[0].shape)} and lse {rows} were expected",
+                notes=(f"axes are read as {'bhsd' if bhsd else 'bshd'}",),
+                helps=('choose the other order with layout="bhsd"' if not bhsd else "parts have the same rows",),
+            )

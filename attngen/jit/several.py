@@ -1,0 +1,252 @@
+"""Attention by several kernels: branches over one V, KV segments under one softmax.
+
+Each part is an Attention of its own, forward and backward; its O and LSE are put together in torch, O(N), and so are
+the gradients: what reaches a part's O and LSE from the whole is exact, and its own backward kernel does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from attngen.diag.diagnostic import AttnError, error
+from attngen.ir.expr import Atom
+from attngen.ir.spec import AttentionSpec
+from attngen.ir.types import Layout, Normalizer
+from attngen.jit import autograd, contract
+from attngen.jit.composed import Recipe
+from attngen.jit.kernel import Attention
+from attngen.jit.merge import softmax_weights, weighted_sum
+from attngen.jit.named import TORCH_DTYPE, Binder
+from attngen.jit.rows import RowValue
+from attngen.jit.shapes import Sizes, axes_of, sizes_of
+
+_is_dynamo = torch.compiler.is_dynamo_compiling
+
+
+class SeveralAttention:
+    """Attention as a spec with branches or segments says it, callable on torch tensors.
+
+    Branches: `attn((q1, q2), (k1, k2), v, **keywords)`, a q and a k for each branch in order, one v.
+    Segments: `attn(q, k, v, segments={"past": (k2, v2)}, **keywords)`, a (k, v) for each, of any length.
+    Keywords and shapes as `Attention` has them. lse (batch, heads_q, seqlen_q) is that of all keys; with branches it
+    has a leading axis of them, each by itself.
+    Numerics: each part's O is rounded to the input's dtype; their sum, weights and epilogue are fp32, rounded once to
+    the input's or the spec's output dtype.
+    Gradients: of every q, k, v and tensor declared `grad`. Saved: q, k, v, O and LSE of each part, O(N).
+    `parts`: the Attention of each part by name. Devices, dtypes, autocast and torch.compile as `Attention`.
+    Raises: AttnError as `Attention`; E0604, E0607 also for a tuple or segments that do not fit the spec.
+    """
+
+    def __init__(self, spec: AttentionSpec, parts: Mapping[str, Attention], recipe: Recipe) -> None:
+        self.spec = spec
+        self.parts = dict(parts)
+        self._recipe = recipe
+        self._binder = Binder(spec)
+        self._bhsd = spec.layout is Layout.BHSD
+        self._weights = [RowValue(spec, b.weight) for b in spec.branches]
+        self._epilogue = None if isinstance(spec.epilogue, Atom) else RowValue(spec, spec.epilogue)
+        after = [*self._weights, *([self._epilogue] if self._epilogue else [])]
+        #: Tensors that are read here, not in a part.
+        self._read = {t.name: t for value in after for t in value.tensors}
+        self._dtype = TORCH_DTYPE[spec.out_dtype] if spec.out_dtype else None
+
+    # -- what it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def kernels(self) -> tuple[Attention, ...]:
+        """The parts in order."""
+        return tuple(self.parts.values())
+
+    def explain(self) -> str:
+        """How the parts are put together, then each of them, as `attngen explain` prints it."""
+        from attngen.passes.parts import describe
+
+        return "\n\n".join([describe(self.spec), *(a.explain() for a in self.kernels)])
+
+    def compile(self, device: int | None = None, *, backward: bool | Sequence[str] = False) -> SeveralAttention:
+        """Every part as `Attention.compile`; of the gradients named, a part has those it gives."""
+        for a in self.kernels:
+            wanted = backward
+            if not isinstance(backward, bool):
+                names = [backward] if isinstance(backward, str) else backward
+                wanted = [n for n in names if n in a.backward.names]
+            a.compile(device, backward=wanted)
+        return self
+
+    def __repr__(self) -> str:
+        return f"<attngen.SeveralAttention {self.spec.name} of {', '.join(self.parts)}>"
+
+    def __reduce__(self) -> Recipe:
+        return self._recipe
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SeveralAttention:
+        return self  # as an Attention
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def __call__(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        segments: Mapping[str, tuple[Any, Any]] | None = None,
+        return_lse: bool = False,
+        out: Any = None,
+        lse: Any = None,
+        scale: float | None = None,
+        check: bool = False,
+        **named: Any,
+    ) -> Any:
+        """See the class."""
+        calls = self._calls(q, k, v, segments)
+        self._names(named)
+        softmax = not self.spec.branches and self.spec.normalizer is Normalizer.SOFTMAX
+        wants_lse = softmax or return_lse or lse is not None  # of other normalisers it costs a kernel of its own
+        keywords = {"return_lse": wants_lse, "scale": scale, "check": check}
+        found = [
+            self._part(name, attention, call, keywords, named)
+            for (name, attention), call in zip(self.parts.items(), calls, strict=True)
+        ]
+        os, lses = [x[0] for x in found] if wants_lse else found, [x[1] for x in found] if wants_lse else []
+        needs_sizes = bool(self._read) or self._epilogue is not None or any(w.constant is None for w in self._weights)
+        values = self._values(calls[0], named, check) if needs_sizes else None
+        weights: list[Any] = [1.0] * len(os)
+        rows = None
+        if self.spec.branches:
+            weights = [w.constant if values is None or w.constant is not None else values(w)[..., 0]
+                       for w in self._weights]  # fmt: skip
+            rows = torch.stack(lses) if lses else None
+        elif softmax:
+            weights, rows = softmax_weights(lses)
+        elif lses:
+            rows = softmax_weights(lses)[1]
+        o = weighted_sum(os, weights, self._bhsd)
+        if self._epilogue is not None:
+            assert values is not None
+            heads_first = o if self._bhsd else o.transpose(1, 2)
+            made = torch.broadcast_to(values(self._epilogue, heads_first), heads_first.shape)
+            o = made if self._bhsd else made.transpose(1, 2)
+        o = o.to(self._dtype or os[0].dtype).contiguous()
+        if out is not None or lse is not None:
+            o, rows = self._written(o, rows, out, lse)
+        return (o, rows) if return_lse else o
+
+    def _calls(self, q: Any, k: Any, v: Any, segments: Any) -> list[tuple[Any, Any, Any]]:
+        """(q, k, v) of each part. Raises: AttnError E0604, E0607."""
+        spec, given = self.spec, dict(segments or {})
+        if spec.branches:
+            _only(given, (), spec)
+            names = [b.name for b in spec.branches]
+            for what, x in (("q", q), ("k", k)):
+                if not isinstance(x, tuple | list) or len(x) != len(names):
+                    found = f"{len(x)} of them" if isinstance(x, tuple | list) else type(x).__name__
+                    raise error(
+                        "E0604",
+                        f"`{spec.name}` takes a tuple of {len(names)} as `{what}`, found {found}",
+                        notes=(f"one {what} for each branch: {', '.join(names)}",),
+                        helps=(f"pass {what}=({what}1, {what}2)" if len(names) == 2 else f"pass a tuple of {what}",),
+                    )
+            for name, x in zip(names, q, strict=True):
+                if getattr(x, "shape", None) != getattr(q[0], "shape", None):
+                    raise error(
+                        "E0607",
+                        f"branch `{name}` has q {_shape(x)}, `{names[0]}` has q {_shape(q[0])}",
+                        notes=("all branches add to the same rows of O",),
+                        helps=("give every branch as many batch entries, rows and heads",),
+                    )
+            return [(qs, ks, v) for qs, ks in zip(q, k, strict=True)]
+        _only(given, tuple(s.name for s in spec.segments), spec)
+        calls = [(q, k, v)]
+        for s in spec.segments:
+            pair = given.get(s.name)
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise error(
+                    "E0604",
+                    f"segment `{s.name}` of `{spec.name}` has no (k, v)",
+                    helps=(f'pass segments={{"{s.name}": (k, v)}}',),
+                )
+            heads = axes_of(spec).index("heads")
+            own, there = (x.shape[heads] if getattr(x, "ndim", 0) == 4 else 0 for x in (k, pair[0]))
+            if own and there and own != there:
+                raise error(
+                    "E0607",
+                    f"segment `{s.name}` of `{spec.name}` has {there} KV heads, k has {own}",
+                    helps=("give all parts as many KV heads; expand what they share",),
+                )
+            calls.append((q, *pair))
+        return calls
+
+    def _names(self, named: Mapping[str, Any]) -> None:
+        """E0601 and E0602 of the whole spec: a part knows its own names only."""
+        for name in named:
+            if name not in self._binder.names:
+                self._binder.unknown(name)
+        for name, decl in self._read.items():
+            x = named.get(name)
+            if x is None:
+                self._binder.missing(name)
+            if torch.is_grad_enabled() and getattr(x, "requires_grad", False) and not decl.grad:
+                raise autograd.lost_gradient(self.spec.name, name)
+
+    def _part(
+        self, name: str, attention: Attention, call: tuple[Any, Any, Any], keywords: Any, named: Mapping[str, Any]
+    ) -> Any:
+        own: Any = {n: x for n, x in named.items() if n in attention.binder.names}
+        q, k, v = call
+        if _is_dynamo():
+            return attention(q, k, v, return_lse=keywords["return_lse"], scale=keywords["scale"], **own)
+        try:
+            return attention(q, k, v, **keywords, **own)
+        except AttnError as fault:
+            where = f"in the {'branch' if self.spec.branches else 'part'} `{name}` of `{self.spec.name}`"
+            raise AttnError(*(replace(d, notes=(*d.notes, where)) for d in fault.diagnostics)) from fault
+
+    def _values(self, call: tuple[Any, Any, Any], named: Mapping[str, Any], check: bool) -> Callable[..., Any]:
+        """Row values of this call."""
+        q, k, _ = call
+        sizes: Sizes = sizes_of(self.spec, q, k)
+        tensors = {n: named[n] for n in self._read}
+        if not _is_dynamo():
+            extents: Sizes = dict(sizes)
+            for name, decl in self._read.items():
+                contract.captured(decl, tensors[name], q, extents)
+        params = {n: kind(named.get(n, decl.default)) for n, kind, decl in self._binder.params}
+        wide = torch.promote_types(q.dtype, torch.float32)
+
+        def value(of: RowValue, o: Any = None) -> Any:
+            return of(sizes, params, tensors, q.device, o=o, check=check, dtype=wide)
+
+        return value
+
+    def _written(self, o: Any, rows: Any, out: Any, lse: Any) -> tuple[Any, Any]:
+        """The results in the caller's memory."""
+        if o.requires_grad or getattr(rows, "requires_grad", False):
+            raise autograd.given_output(self.spec.name)
+        for name, given, made in (("out", out, o), ("lse", lse, rows)):
+            if given is not None and not (
+                isinstance(given, torch.Tensor) and (given.shape, given.dtype) == (made.shape, made.dtype)
+            ):
+                axes = f" ({', '.join(axes_of(self.spec))})" if name == "out" else ""
+                raise error(
+                    "E0616",
+                    f"`{name}` must be {made.dtype} {tuple(made.shape)}{axes} on {made.device}",
+                    helps=("leave it out, or allocate it so",),
+                )
+        return (o if out is None else out.copy_(o)), (rows if lse is None else lse.copy_(rows))
+
+
+def _shape(x: Any) -> Any:
+    return tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
+
+
+def _only(given: Mapping[str, Any], names: tuple[str, ...], spec: AttentionSpec) -> None:
+    """E0601 for a segment that the spec does not have."""
+    for name in given:
+        if name not in names:
+            listed = f"its segments: {', '.join(names)}" if names else "it has none"
+            raise error("E0601", f"`{spec.name}` has no segment `{name}`", helps=(listed,))
