@@ -52,6 +52,8 @@ class SeveralAttention:
         after = [*self._weights, *([self._epilogue] if self._epilogue else [])]
         #: Tensors that are read here, not in a part.
         self._read = {t.name: t for value in after for t in value.tensors}
+        #: Weights of the parts are shares of one softmax.
+        self._one_softmax = bool(spec.segments) and spec.normalizer is Normalizer.SOFTMAX
         self._dtype = TORCH_DTYPE[spec.out_dtype] if spec.out_dtype else None
 
     # -- what it is ------------------------------------------------------------------------------------------------
@@ -105,8 +107,7 @@ class SeveralAttention:
         """See the class."""
         calls = self._calls(q, k, v, segments)
         self._names(named)
-        softmax = not self.spec.branches and self.spec.normalizer is Normalizer.SOFTMAX
-        wants_lse = softmax or return_lse or lse is not None  # of other normalisers it costs a kernel of its own
+        wants_lse = self._one_softmax or return_lse or lse is not None  # of other normalisers it costs a kernel of its own
         keywords = {"return_lse": wants_lse, "scale": scale, "check": check}
         found = [
             self._part(name, attention, call, keywords, named)
@@ -121,7 +122,7 @@ class SeveralAttention:
             weights = [w.constant if values is None or w.constant is not None else values(w)[..., 0]
                        for w in self._weights]  # fmt: skip
             rows = torch.stack(lses) if lses else None
-        elif softmax:
+        elif self._one_softmax:
             weights, rows = softmax_weights(lses)
         elif lses:
             rows = softmax_weights(lses)[1]
