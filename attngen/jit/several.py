@@ -107,7 +107,8 @@ class SeveralAttention:
         """See the class."""
         calls = self._calls(q, k, v, segments)
         self._names(named)
-        wants_lse = self._one_softmax or return_lse or lse is not None  # of other normalisers it costs a kernel of its own
+        # of other normalisers an LSE costs a kernel of its own
+        wants_lse = self._one_softmax or return_lse or lse is not None
         keywords = {"return_lse": wants_lse, "scale": scale, "check": check}
         found = [
             self._part(name, attention, call, keywords, named)
