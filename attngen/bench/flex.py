@@ -25,7 +25,7 @@ _SPELLING = {
     "exp": "torch.exp({0})", "log": "torch.log({0})", "log2": "torch.log2({0})", "sqrt": "torch.sqrt({0})",
     "tanh": "torch.tanh({0})", "sigmoid": "torch.sigmoid({0})", "softplus": "torch.nn.functional.softplus({0})",
     "floor": "torch.floor({0})", "int": "({0}).to(torch.int32)", "float": "({0} * 1.0)",
-    "where": "torch.where({0}, {1}, {2})",
+    "where": "torch.where({0}, {1}, {2})", "bit": "((({0} >> ({1} & 31)) & 1) == 1)",
 }  # fmt: skip
 
 #: The same of Python numbers, which torch's functions do not take: what reads nothing but params and sizes.

@@ -10,6 +10,7 @@ _CALLS: dict[str, str] = {
     "floordiv": "floor_div", "mod": "torch.remainder", "exp": "torch.exp", "log": "torch.log", "log2": "log2",
     "sqrt": "torch.sqrt", "tanh": "torch.tanh", "sigmoid": "torch.sigmoid", "softplus": "torch.nn.functional.softplus",
     "floor": "torch.floor", "where": "torch.where", "abs": "torch.abs", "min": "torch.minimum", "max": "torch.maximum",
+    "bit": "has_bit",
 }  # fmt: skip
 #: Atoms that are tensors in the self-check; the sizes are Python ints, params are Python numbers.
 _TENSORS = frozenset(("b", "h", "h_kv", "q_idx", "kv_idx", "q_pos", "s", "o", "d"))
@@ -64,7 +65,7 @@ _SCALAR = {
     "softplus": "(max({0}, 0.0) + math.log1p(math.exp(-abs({0}))))", "floor": "float(math.floor({0}))",
     "where": "({1} if {0} else {2})", "not": "(not ({0}))", "floordiv": "(({0}) // ({1}))", "mod": "(({0}) % ({1}))",
     "min": "min({0}, {1})", "max": "max({0}, {1})", "clamp": "min(max({0}, {1}), {2})", "abs": "abs({0})",
-    "int": "int({0})", "float": "float({0})",
+    "int": "int({0})", "float": "float({0})", "bit": "((({0}) >> (({1}) & 31)) & 1 == 1)",
 }  # fmt: skip
 
 

@@ -34,7 +34,7 @@ block gD gLSE group_pairs groups keeps last_column last_row pairs passes r_0 tot
 COUNTER_WORDS WALK_STAGES counters heads_dkv heads_per_cta layout_dk layout_dv mma_dp own_dk own_dv sdK sdV walks
 boxes layout_boxes layout_peer_k rank sPeerK ticket
 TABLE_THREADS above build_tables counts fill fill_tables middle positions table_words tables wanted
-raw scale
+raw scale has_bit word
 """
 #: Words that the generated file defines or that Python and the DSL give a meaning; a name of a spec that is one of them
 #: gets a trailing underscore in the kernel.
@@ -52,7 +52,7 @@ _INFIX = {
 _CUTE_CALLS: dict[str, str] = {
     "floordiv": "floor_div", "mod": "floor_mod", "exp": "exp", "log": "log", "log2": "log2", "sqrt": "sqrt",
     "tanh": "tanh", "sigmoid": "sigmoid", "softplus": "softplus", "floor": "floor", "where": "select",
-    "int": "Int32", "float": "Float32", "abs": "absolute",
+    "int": "Int32", "float": "Float32", "abs": "absolute", "bit": "has_bit",
 }  # fmt: skip
 
 

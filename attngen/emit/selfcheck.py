@@ -56,6 +56,7 @@ class CheckView:
     tensors: tuple[Captured, ...]
     is_bhsd: bool
     uses_floor_div: bool
+    uses_has_bit: bool
     uses_log2: bool
     uses_take: bool
     free_dims: tuple[Scalar, ...]
@@ -92,6 +93,7 @@ def check_view(spec: AttentionSpec) -> CheckView:
         tensors=tuple(Captured(safe_name(t.name), fold(_maker(t, spec))) for t in spec.tensors),
         is_bhsd=spec.layout is Layout.BHSD,
         uses_floor_div="floor_div" in printer.used,
+        uses_has_bit="has_bit" in printer.used,
         uses_log2="log2" in printer.used,
         uses_take="take" in printer.used,
         free_dims=tuple(Scalar(dim_name(d), "64") for d in free),

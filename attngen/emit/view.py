@@ -110,6 +110,7 @@ class Uses:
     softplus: bool
     floor: bool
     absolute: bool
+    has_bit: bool
     at: bool
 
 

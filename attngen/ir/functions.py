@@ -172,6 +172,10 @@ _ROWS = [
     ),
     Function("float", [((I,), F), ((F,), F)], lambda a: a, "Float32({0})", lambda a, y: (_c(1),), "converts an int"),
     Function(
+        "bit", [((I, I), B)], lambda a, b: (a >> (b & 31)) & 1 == 1, "has_bit({0}, {1})", None,
+        "bit(word, i): whether bit i % 32 of an int32 is set, bit 31 the sign",
+    ),
+    Function(
         "where", [((B, B, B), B), ((B, I, I), I), ((B, F, F), F)], lambda c, a, b: _torch().where(c, a, b),
         "select({0}, {1}, {2})", lambda a, y: (None, _where(a[0], _c(1), _c(0)), _where(a[0], _c(0), _c(1))),
         "a if c else b", "if", 5, callable_by_name=False,

@@ -19,6 +19,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sub": operator.sub, "mul": operator.mul, "neg": operator.neg, "abs": operator.abs, "min": min, "max": max,
     "floordiv": lambda a, b: a // (b or 1), "mod": lambda a, b: a % (b or 1),
     "clamp": lambda x, low, high: min(max(x, low), high), "where": lambda c, a, b: a if c else b, "int": int,
+    "bit": lambda word, i: word >> (i & 31) & 1 == 1,
 }  # fmt: skip
 
 

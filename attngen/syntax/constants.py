@@ -105,4 +105,5 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "int": _truncated,
     "float": _float,
     "where": lambda c, a, b: a if c else b,
+    "bit": lambda word, i: word >> (i & 31) & 1 == 1,
 }

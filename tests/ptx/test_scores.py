@@ -1,13 +1,16 @@
-"""Scores of every shape, executed by the checker: what is hoisted out of the elements, what stays, gathers, signs."""
+"""Scores of every shape, executed by the checker: what is hoisted out of the elements, what stays, gathers, signs; and
+masks by bits."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
 from ptxcheck.compile import compile_spec
 from test_gallery import verify
 
+from attngen.ir.functions import FUNCTIONS
 from attngen.ir.spec import AttentionSpec
 from attngen.samples import Shape
 from attngen.syntax import load_spec
@@ -39,6 +42,10 @@ SCORES: dict[str, tuple[str, dict[str, Any]]] = {
         "normalizer = sigmoid\n  tensor m: f32[heads_q]\n  param cap: float = 3.0\n"
         f"  score = cap * tanh(s / cap) - m[h] * (q_pos - kv_idx) - 1.0\n  {CAUSAL}", {"cap": -2.0},
     ),
+    "bits": (
+        "tensor words: i32[batch, seqlen_q, per_row]\n"
+        "  mask = kv_idx < 20 or bit(words[b, q_idx, kv_idx // 32], kv_idx)", {},
+    ),
     "no product": ("tensor r: f32[seqlen_q]\n  score = r[q_idx]", {}),
     "capped bias": (
         "tensor bias: bf16[batch, heads_q, seqlen_q, seqlen_kv]\n  param cap: float = 4.0\n"
@@ -55,4 +62,12 @@ def written(name: str) -> AttentionSpec:
 def test_forward(name: str) -> None:
     spec = written(name)
     module, _ = compile_spec(spec)
-    verify(spec, module, 0, Shape(1, 2, 1, 70, 150), 3, given=SCORES[name][1])
+    verify(spec, module, 0, Shape(1, 2, 1, 70, 150), 3, given=SCORES[name][1], lse="sigmoid" not in name)
+
+
+def test_a_bit_is_what_its_word_says() -> None:
+    """All of them, the sign among them, whatever multiple of 32 is added to the number."""
+    word, i = torch.tensor([-(2**31) + 5, -1, 0, 2**30])[:, None], torch.arange(-32, 64)
+    found = FUNCTIONS["bit"].dense(word, i)
+    assert found[0].nonzero().flatten().tolist() == [0, 2, 31, 32, 34, 63, 64, 66, 95]
+    assert found[1].all() and not found[2].any() and found[3].sum() == 3

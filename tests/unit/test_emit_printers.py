@@ -79,6 +79,7 @@ DSL: dict[str, Any] = {
     ),
     "floor_div": lambda a, b: scalar(int(a) // int(b)),
     "floor_mod": lambda a, b: scalar(int(a) - (int(a) // int(b)) * int(b)),
+    "has_bit": lambda a, b: np.bool_(int(a) >> (int(b) & 31) & 1),
     "select": _select,
     "absolute": lambda x: abs(x),
     "Int32": _typed(int),
@@ -233,6 +234,7 @@ TORCH_NAMES: dict[str, Any] = {
     "take": _take,
     "as_tensor": lambda x: torch.as_tensor(x, dtype=torch.float64 if isinstance(x, float) else None),
     "floor_div": lambda a, b: torch.div(torch.as_tensor(a), torch.as_tensor(b), rounding_mode="floor"),
+    "has_bit": lambda a, b: (torch.as_tensor(a) >> (torch.as_tensor(b) & 31)) & 1 == 1,
     "log2": torch.log2,
     "NEG_INF": -math.inf,
 }

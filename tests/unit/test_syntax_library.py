@@ -76,6 +76,8 @@ def test_kept_pairs_of_masks_with_tensors() -> None:
         if parent >= 0:
             ancestors[i] |= ancestors[parent]
     assert kept("tree(100, ancestors)", 7, 107, ancestors=ancestors) == 718
+    words = (ancestors.long() << torch.arange(7)).sum(1, keepdim=True)
+    assert kept("tree_bits(100, words)", 7, 107, words=words) == 718
     keep = torch.rand(1, 1, 20, 30) < 0.5
     assert kept("dense_mask(keep)", 20, 30, keep=keep) == int(keep.sum())
     assert kept("key_mask(marks)", 10, 1000, marks=marks) == 40
