@@ -223,7 +223,7 @@ class Backward:
         sizes = sizes_of(self.spec, q, k)
         tail = (*params, *self._binder.widened(tensors, sizes)) if tensors else params
         if variant.tables is not None:
-            tail = (*tail, *variant.tables.of(ready[0].device, sizes, tail, handle))
+            tail = (*tail, *variant.tables.of(ready[0].device, q.shape, k.shape, tail, handle))
         axis, heads_kv = 1 if self._bhsd else 2, sizes["heads_kv"]
         kv_tiles = -(-sizes["seqlen_kv"] // variant.tile_n) * sizes["batch"]
         heads = partial.heads_of_sums(kv_tiles, sizes["heads_q"], heads_kv, ready[1] // variant.cluster)

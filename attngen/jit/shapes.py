@@ -21,13 +21,18 @@ def axes_of(spec: AttentionSpec) -> tuple[str, ...]:
 
 def sizes_of(spec: AttentionSpec, q: Any, k: Any) -> Sizes:
     """Extents of the axes that a captured tensor may name (`types.KNOWN_DIMS`)."""
+    return sizes_of_shapes(spec, q.shape, k.shape)
+
+
+def sizes_of_shapes(spec: AttentionSpec, q: Any, k: Any) -> Sizes:
+    """The same of the shapes of q and k."""
     seqlen, heads = (1, 2) if spec.layout is Layout.BSHD else (2, 1)
     return {
-        "batch": q.shape[0],
-        "heads_q": q.shape[heads],
-        "heads_kv": k.shape[heads],
-        "seqlen_q": q.shape[seqlen],
-        "seqlen_kv": k.shape[seqlen],
+        "batch": q[0],
+        "heads_q": q[heads],
+        "heads_kv": k[heads],
+        "seqlen_q": q[seqlen],
+        "seqlen_kv": k[seqlen],
         "head_dim": spec.head_dim_qk,
         "head_dim_v": spec.head_dim_v,
     }

@@ -16,10 +16,12 @@ from attngen.ir.tables import words
 from attngen.jit import launch
 from attngen.jit.launch import Launcher, Ready
 from attngen.jit.named import Binder
-from attngen.jit.shapes import Sizes, sizes_of
+from attngen.jit.shapes import sizes_of_shapes
 
 _empty = torch.empty
 _I32 = torch.int32
+#: Shapes whose words are remembered.
+_REMEMBERED = 64
 #: The argument of a call that takes a handle.
 NAME = "tables"
 
@@ -35,7 +37,7 @@ class Tables:
     never fills it: filled inside the graph, every replay would fill it again.
     """
 
-    __slots__ = ("_key", "_seen", "_words")
+    __slots__ = ("_key", "_params", "_places", "_seen", "_words")
 
     def __init__(self) -> None:
         self.clear()
@@ -44,18 +46,25 @@ class Tables:
         """Forget what is kept: the next call fills it."""
         self._words: Any = None
         self._key: Any = None
+        self._params: tuple[Any, ...] = ()
+        self._places: list[Any] = []
         self._seen: tuple[Any, ...] = ()
 
-    def get(self, device: Any, count: int, sizes: Sizes, params: Sequence[Any], tensors: Sequence[Any]) -> Any:
-        """(workspace, 1 where it has to be filled, else 0) for a call."""
-        places = [(x.data_ptr(), x._version, x.shape, x.stride()) for x in tensors]
-        key = (device, tuple(sizes.values()), tuple(params), places)
-        if self._key == key:
-            return self._words, 0
-        workspace = _empty(count, dtype=_I32, device=device)
+    def get(self, key: tuple[Any, ...], count: int, params: tuple[Any, ...], tensors: tuple[Any, ...]) -> Any:
+        """(workspace, 1 where it has to be filled, else 0) for a call; `key`: its device and lengths."""
+        if self._key == key and self._params == params:
+            for x, old, (start, version, strides) in zip(tensors, self._seen, self._places, strict=True):
+                if x._version != version or x.data_ptr() != start:
+                    break
+                if x is not old and (x.shape != old.shape or x.stride() != strides):
+                    break
+            else:
+                return self._words, 0
+        workspace = _empty(count, dtype=_I32, device=key[0])
         if not launch._capturing():
-            self._words, self._key = workspace, key
-            self._seen = tuple(tensors)  # their memory is not given to others as long as the key names it
+            self._words, self._key, self._params = workspace, key, params
+            self._places = [(x.data_ptr(), x._version, x.stride()) for x in tensors]
+            self._seen = tensors  # their memory is not given to others as long as the key names it
         return workspace, 1
 
 
@@ -100,8 +109,8 @@ class TableLauncher(Launcher):
         return_lse: bool,
     ) -> Any:  # fmt: skip
         """As a Launcher's; `tail` ends in a handle or None."""
-        bound, handle = tail[:-1], tail[-1]
-        found = self.workspace.of(ready[0].device, sizes_of(self.spec, q, k), bound, handle)
+        *bound, handle = tail
+        found = self.workspace.of(ready[0].device, q.shape, k.shape, bound, handle)
         return super().launch(ready, q, k, v, (*bound, *found), scale, out, lse, return_lse)
 
 
@@ -109,13 +118,23 @@ class Workspace:
     """Makes the two arguments that follow the captured tensors: int32 words, and whether they are to be filled."""
 
     def __init__(self, spec: AttentionSpec, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._spec = spec
         self._rows = tuple(rows)
-        self._params = len(spec.params)
+        self._params, self._tensors = len(spec.params), len(spec.params) + len(spec.tensors)
+        self._counts: dict[Any, int] = {}
 
-    def of(self, device: Any, sizes: Sizes, bound: Sequence[Any], handle: Tables | None) -> tuple[Any, int]:
-        """For a call with the params and captured tensors `bound`."""
-        count = words(self._rows, sizes)
+    def of(
+        self, device: Any, shape_q: Any, shape_k: Any, bound: Sequence[Any], handle: Tables | None
+    ) -> tuple[Any, int]:
+        """For a call with q and k of these shapes, and with the params and captured tensors `bound`."""
+        key = (device, shape_q, shape_k)
+        count = self._counts.get(key)
+        if count is None:
+            if len(self._counts) >= _REMEMBERED:
+                self._counts.clear()
+            count = self._counts[key] = words(self._rows, sizes_of_shapes(self._spec, shape_q, shape_k))
         if handle is None:
             return _empty(count, dtype=_I32, device=device), 1
-        found: tuple[Any, int] = handle.get(device, count, sizes, bound[: self._params], bound[self._params :])
+        params, tensors = tuple(bound[: self._params]), tuple(bound[self._params : self._tensors])
+        found: tuple[Any, int] = handle.get(key, count, params, tensors)
         return found
