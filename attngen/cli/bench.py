@@ -71,6 +71,10 @@ def bench(
         bool,
         typer.Option("--variants", help="The grid of masks and scores, beside FlexAttention: 16K rows, batch 2."),
     ] = False,
+    masks: Annotated[
+        bool,
+        typer.Option("--masks", help="What the metadata of a packed batch's mask costs: 128K tokens, beside Flex."),
+    ] = False,
     only: Annotated[
         str | None, typer.Option("--only", help="Of the variants, those whose names begin so, e.g. window,softcap.")
     ] = None,
@@ -96,8 +100,12 @@ def bench(
     from attngen.bench.peers import PEERS
     from attngen.bench.variants import AGAINST
 
-    if (spec is not None) + grid + variants != 1:
-        raise common.Usage("give one SPEC to measure, or --grid for the usual grid, or --variants")
+    if (spec is not None) + grid + variants + masks != 1:
+        raise common.Usage("give one SPEC to measure, or --grid for the usual grid, or --variants, or --masks")
+    if masks:
+        from attngen.cli.bench_masks import masks as measure_masks
+
+        return measure_masks(seqlen, heads, head_dim, rounds, seed, target, as_json, save)
     if only is not None and not variants:
         raise common.Usage("--only picks rows of --variants")
     peers = peers if peers is not None else VARIANT_PEERS if variants else PEERS_DEFAULT

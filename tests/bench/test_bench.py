@@ -687,3 +687,55 @@ def test_time_over_the_share_of_tiles() -> None:
     header, body = report.cells(rows, "flex")
     assert [line[header.index("/ tiles")] for line in body] == ["-", "-", "1.100", "-"]
     assert "/ tiles" not in report.cells([half, other])[0]
+
+
+# ---- metadata of masks -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tries the command itself, on the CPU")
+def test_the_command_measures_masks(monkeypatch, tmp_path) -> None:
+    import functools
+
+    from typer.testing import CliRunner
+
+    from attngen.bench import masks, timing
+    from attngen.cli.main import app
+
+    monkeypatch.setattr(common, "need_gpu", lambda what: None)
+    monkeypatch.setattr(timing, "SLOT_MS", 1.0)
+    monkeypatch.setattr(timing, "WARM_MS", 0.1)
+    monkeypatch.setattr(masks, "measure", functools.partial(masks.measure, device="cpu", mean=20))
+    out = tmp_path / "m.json"
+    done = CliRunner().invoke(
+        app,
+        [
+            "bench",
+            "--masks",
+            "--seqlen",
+            "256",
+            "--heads",
+            "2",
+            "--head-dim",
+            "64",
+            "--rounds",
+            "1",
+            "--save",
+            str(out),
+        ],
+    )
+    assert done.exit_code == 0, done.output
+    (found,) = json.loads(out.read_text())["masks"]
+    assert found["tables_bytes"] == 4 * 256 and found["head_dim"] == 64 and found["flex_eager_ms"] > 0
+    assert "packed batch: 256 tokens" in done.stderr and "create_block_mask, eager" in done.stderr
+    assert CliRunner().invoke(app, ["bench", "--masks", "--grid"]).exit_code == 2
+
+
+def test_documents_of_the_packed_batch() -> None:
+    from attngen.bench.masks import Cost, document_ids
+
+    doc = document_ids(5000, 100, 1)
+    assert doc.dtype is torch.int32 and doc.shape == (1, 5000) and doc[0, 0] == 0
+    steps = doc[0, 1:] - doc[0, :-1]
+    assert set(steps.unique().tolist()) == {0, 1} and 30 < int(doc.max()) < 75
+    lines = Cost(5000, 50, 16, 128, 1.0, 0.9, 0.009, 20000, 3.0, 10**8, None, None).lines()
+    assert "9.0 us (its kernel), 1.00 % of the attention" in lines[2] and "333.33 %" in lines[3] and len(lines) == 4
