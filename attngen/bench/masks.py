@@ -2,8 +2,8 @@
 
 One packed sequence, causal inside its documents, whose lengths are drawn from the seed. The tables are measured twice:
 as the time of the kernel that fills them (torch's profiler, by the kernel's name) and as what a call without a kept
-handle takes more than one with it. FlexAttention's block mask is built as its users do, compiled and, where its N x N booleans
-fit, in eager mode. Memory: of the tables, their words; of a block mask, what the allocator held at most.
+handle takes more than one with it. FlexAttention's block mask is built as its users do, compiled and, where its N x N
+booleans fit, in eager mode. Memory: of the tables, their words; of a block mask, what the allocator held at most.
 """
 
 from __future__ import annotations
