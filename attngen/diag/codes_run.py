@@ -288,4 +288,14 @@ GRADIENTS: tuple[Code, ...] = (
         "and v alone are deterministic in any case.",
     ),
 )
-RUN: tuple[Code, ...] = (*ENVIRONMENT, *CALL, *GRADIENTS)
+RAGGED: tuple[Code, ...] = (
+    Code(
+        "E0623",
+        "lengths",
+        "check=True found lengths of sequences that cannot be",
+        "cu_seqlens begin at 0, never decrease, and end within the packed rows or keys; seqused is from 0 to the "
+        "padded length. Without check=True a kernel holds them within the tensors and reads nothing else, but what it "
+        "computes then is of no use.",
+    ),
+)
+RUN: tuple[Code, ...] = (*ENVIRONMENT, *CALL, *GRADIENTS, *RAGGED)

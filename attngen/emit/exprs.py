@@ -35,6 +35,7 @@ COUNTER_WORDS WALK_STAGES counters heads_dkv heads_per_cta layout_dk layout_dv m
 boxes layout_boxes layout_peer_k rank sPeerK ticket
 TABLE_THREADS above build_tables counts fill fill_tables middle positions table_words tables wanted
 raw scale has_bit word
+ORDER_WARPS TOLD order order_words place row_tiles rows_q seq_order sequence sequences start_kv start_q total_kv total_q
 """
 #: Words that the generated file defines or that Python and the DSL give a meaning; a name of a spec that is one of them
 #: gets a trailing underscore in the kernel.

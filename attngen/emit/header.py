@@ -174,10 +174,15 @@ _LSE = {True: "fp32, natural log", False: "fp32, neither read nor written"}
 
 
 def _tensors(spec: AttentionSpec, tables: Sequence[Table]) -> list[str]:
+    varlen = spec.layout is Layout.VARLEN
+
     def shape(heads: str, length: str, d: int) -> str:
-        middle = f"{length}, {heads}" if spec.layout is Layout.BSHD else f"{heads}, {length}"
+        if varlen:
+            return f"({length.replace('seqlen', 'total')}, {heads}, {d})"
+        middle = f"{heads}, {length}" if spec.layout is Layout.BHSD else f"{length}, {heads}"
         return f"(batch, {middle}, {d})"
 
+    lse_shape = "(heads_q, total_q)" if varlen else "(batch, heads_q, seqlen_q)"
     qk, v = spec.head_dim_qk, spec.head_dim_v
     kv_heads = "query head h reads KV head h // (heads_q / heads_kv)"
     kv_shape = shape("heads_kv", "seqlen_kv", qk) + (f" and {v}" if v != qk else "")
@@ -185,10 +190,13 @@ def _tensors(spec: AttentionSpec, tables: Sequence[Table]) -> list[str]:
         ("q", shape("heads_q", "seqlen_q", qk), f"{spec.dtype}"),
         ("k, v", kv_shape, f"as q; {kv_heads}"),
         ("o", shape("heads_q", "seqlen_q", v), "as q"),
-        ("lse", "(batch, heads_q, seqlen_q)", _LSE[spec.normalizer is Normalizer.SOFTMAX]),
+        ("lse", lse_shape, _LSE[spec.normalizer is Normalizer.SOFTMAX]),
     ]  # fmt: skip
     rows += [(p.name, f"{p.type} scalar", _bounds(p.minimum, p.maximum)) for p in spec.params]
-    rows += [(t.name, f"({', '.join(str(d) for d in t.dims)})", f"{t.dtype}, any strides") for t in spec.tensors]
+    rows += [(n, s, f"i32, {what}") for n, s, what in _LENGTHS.get(spec.layout, ())]
+    rows += [
+        (t.name, f"({', '.join(_dim(d, varlen) for d in t.dims)})", f"{t.dtype}, any strides") for t in spec.tensors
+    ]
     if tables:
         held = ", ".join(f"{t.name} ({', '.join(t.dims)})" for t in tables)
         rows += [
@@ -210,6 +218,23 @@ def _tensors(spec: AttentionSpec, tables: Sequence[Table]) -> list[str]:
         "q, k, v, o: last axis contiguous, other strides multiples of 8 elements, base 16-byte aligned",
         f"scale  {scale}",
     ]
+
+
+_LENGTHS = {
+    Layout.VARLEN: (
+        ("cu_seqlens_q", "(batch + 1)", "row at which each sequence begins, and the end of the last"),
+        ("cu_seqlens_kv", "(batch + 1)", "key at which each sequence begins, and the end of the last"),
+    ),
+    Layout.PADDED: (
+        ("seqused_q", "(batch)", "rows of each sequence; O = 0, LSE = -inf in those beyond"),
+        ("seqused_kv", "(batch)", "keys of each sequence"),
+    ),
+}
+
+
+def _dim(d: str | int, varlen: bool) -> str:
+    """An axis of a captured tensor as a call of this layout has it."""
+    return str(d).replace("seqlen", "total") if varlen and d in ("seqlen_q", "seqlen_kv") else str(d)
 
 
 def _bounds(low: float | None, high: float | None) -> str:

@@ -79,7 +79,7 @@ def spec_meta(
             {"name": p.name, "type": p.type.value, "default": p.default, "minimum": p.minimum, "maximum": p.maximum}
             for p in spec.params
         ],
-        "tensors": [{"name": t.name, "dtype": t.dtype.value, "dims": list(t.dims)} for t in spec.tensors],
+        "tensors": [{"name": t.name, "dtype": t.dtype.value, "dims": list(t.dims)} for t in spec.inputs],
         **({"tables": [{"name": t.name, "dims": list(t.dims)} for t in tables]} if tables else {}),
     }
 

@@ -55,6 +55,8 @@ class CheckView:
     scalars: tuple[Scalar, ...]
     tensors: tuple[Captured, ...]
     is_bhsd: bool
+    params: str
+    packed: str
     uses_floor_div: bool
     uses_has_bit: bool
     uses_log2: bool
@@ -88,15 +90,25 @@ def check_view(spec: AttentionSpec) -> CheckView:
         scale_lines=scale_lines,
         scale_rule=scale,
         scale=f"default_scale(*extra[:{len(spec.params)}])" if has_rule else scale,
-        has_extra=bool(spec.params or spec.tensors),
+        has_extra=bool(spec.params or spec.inputs),
         scalars=tuple(Scalar(safe_name(p.name), _example(p)) for p in spec.params),
         tensors=tuple(Captured(safe_name(t.name), fold(_maker(t, spec))) for t in spec.tensors),
         is_bhsd=spec.layout is Layout.BHSD,
+        params=str(len(spec.params)),
+        packed=_packed(spec),
         uses_floor_div="floor_div" in printer.used,
         uses_has_bit="has_bit" in printer.used,
         uses_log2="log2" in printer.used,
         uses_take="take" in printer.used,
         free_dims=tuple(Scalar(dim_name(d), "64") for d in free),
+    )
+
+
+def _packed(spec: AttentionSpec) -> str:
+    """Of each captured tensor the axes that hold rows or keys of sequences: (axis, 0 for rows or 1 for keys)."""
+    sides = {"seqlen_q": 0, "seqlen_kv": 1}
+    return repr(
+        tuple(tuple((axis, sides[str(d)]) for axis, d in enumerate(t.dims) if d in sides) for t in spec.tensors)
     )
 
 

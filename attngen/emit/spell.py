@@ -14,7 +14,7 @@ from attngen.emit.score import NO_SCORE, spell_score
 from attngen.emit.selfcheck import check_view
 from attngen.emit.straight import fold, straight_line
 from attngen.emit.tables import TABLE_ARGUMENTS, spell_tables
-from attngen.emit.view import Argument, Bounds, Clause, Dim, Formula, KernelView, MaskView, PlanView, Uses
+from attngen.emit.view import Argument, Bounds, Clause, Dim, Formula, KernelView, MaskView, Packed, PlanView, Uses
 from attngen.emit.weights import weight
 from attngen.ir.backward import BackwardCompute, BackwardPlanSet
 from attngen.ir.expr import Atom, Const, Expr
@@ -22,9 +22,17 @@ from attngen.ir.forms import Clause as MaskClause
 from attngen.ir.functions import apply
 from attngen.ir.plan import ComputePlan, KernelPlan, MaskPlan, PlanSet, Rescale
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.types import DType, Layout, Normalizer, Type
+from attngen.ir.types import KNOWN_DIMS, DType, Layout, Normalizer, Type
 from attngen.passes.facts import Facts, facts_of, may_underflow
 
+_BSHD = ("(batch, seqlen, heads, head_dim)", "[1, 3, 2, 0]")
+#: Axes of q, k, v and o, and those of (seqlen, head_dim, heads, batch) among them.
+_AXES = {
+    Layout.BSHD: _BSHD,
+    Layout.BHSD: ("(batch, heads, seqlen, head_dim)", "[2, 3, 1, 0]"),
+    Layout.PADDED: _BSHD,
+    Layout.VARLEN: ("(seqlen, heads, head_dim)", "[0, 2, 1]"),
+}
 _ELEMENT = {DType.BF16: ("cutlass.BFloat16", "bf16x2"), DType.FP16: ("cutlass.Float16", "f16x2")}
 #: References below this are none: `score * log2(e) - reference` would be off by more than P and its sum hold.
 _LOWEST = {DType.BF16: "-(2.0**31)", DType.FP16: "-(2.0**27)"}
@@ -121,11 +129,16 @@ def arguments(spec: AttentionSpec) -> tuple[tuple[Argument, ...], tuple[Dim, ...
     """Kernel arguments after the fixed ones, params first, and every symbolic extent in order of first use."""
     dims = ["batch", "seqlen_q", "seqlen_kv", "heads_q", "heads_kv"]
     known = {"head_dim": str(spec.head_dim_qk), "head_dim_v": str(spec.head_dim_v)}
+    if spec.layout is Layout.VARLEN:
+        dims = [*TOTALS.values(), "heads_q", "heads_kv"]
+        known |= TOTALS
+    if spec.layout.is_ragged:
+        dims.append("order_words")
     args: list[Argument] = []
     for p in spec.params:
         kind = {Type.INT: "Int32", Type.FLOAT: "Float32", Type.BOOL: "Boolean"}[p.type]
         args.append(Argument(safe_name(p.name), kind, f"{kind}({'True' if p.type is Type.BOOL else '1'})"))
-    for t in spec.tensors:
+    for t in spec.inputs:
         shape: list[str] = []
         for d in t.dims:
             if isinstance(d, int):
@@ -133,7 +146,7 @@ def arguments(spec: AttentionSpec) -> tuple[tuple[Argument, ...], tuple[Dim, ...
             elif d in known:
                 shape.append(known[d])
             else:
-                word = d if d in dims[:5] else dim_name(d)
+                word = d if d in KNOWN_DIMS else dim_name(d)
                 if word not in dims:
                     dims.append(word)
                 shape.append(word)
@@ -143,6 +156,8 @@ def arguments(spec: AttentionSpec) -> tuple[tuple[Argument, ...], tuple[Dim, ...
     return tuple(args), tuple(Dim(d, json.dumps(d.removeprefix("dim_"))) for d in dims)
 
 
+#: Axes of packed sequences.
+TOTALS = {"seqlen_q": "total_q", "seqlen_kv": "total_kv"}
 _FORWARD = ("q", "k", "v", "o", "lse", "tile_counter", "softmax_scale", "workers")
 
 
@@ -161,10 +176,11 @@ def common_fields(
     args, dims = arguments(spec)
     element, packed = _ELEMENT[c.dtype]
     forward = isinstance(plan_set, PlanSet)
-    bshd = spec.layout is Layout.BSHD
 
     def shape(heads: str, length: str, columns: int) -> str:
-        middle = f"{length}, {heads}" if bshd else f"{heads}, {length}"
+        if spec.layout is Layout.VARLEN:
+            return f"{TOTALS[length]}, {heads}, {columns}"
+        middle = f"{heads}, {length}" if spec.layout is Layout.BHSD else f"{length}, {heads}"
         return f"batch, {middle}, {columns}"
 
     def extent(true: int, padded: int) -> str:
@@ -187,8 +203,11 @@ def common_fields(
         "has_score": c.has_score,
         "has_softmax": spec.normalizer is Normalizer.SOFTMAX,
         "weight": weight(spec.normalizer, "w.acc_s[i]" if forward else "score", c.has_score),
-        "layout_note": "(batch, seqlen, heads, head_dim)" if bshd else "(batch, heads, seqlen, head_dim)",
-        "layout_modes": "[1, 3, 2, 0]" if bshd else "[2, 3, 1, 0]",
+        "is_ragged": spec.layout.is_ragged,
+        "is_varlen": spec.layout is Layout.VARLEN,
+        "reference": "one_sequence" if spec.layout.is_ragged else "reference",
+        "layout_note": _AXES[spec.layout][0],
+        "layout_modes": _AXES[spec.layout][1],
         "arguments": args,
         "dims": dims,
         "shape_q": shape("heads_q", "seqlen_q", c.head_dim_qk),
@@ -233,7 +252,11 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         docstring=docstring(plan_set, kernel_id),
         summary=f"O = {sum_text(spec)}(score(scale * Q K^T), kept where the mask holds) V for {plan_set.target}.",
         meta=literal(meta),
-        call=call_text(_FORWARD, common["arguments"], TABLE_ARGUMENTS if common["has_tables"] else ()),
+        call=call_text(
+            (*_FORWARD, *(["seq_order"] * spec.layout.is_ragged)),
+            common["arguments"],
+            TABLE_ARGUMENTS if common["has_tables"] else (),
+        ),
         is_differentiated=False,
         lowest=_LOWEST[c.dtype],
         plans=tuple(_plan_view(p) for p in plan_set.plans),
@@ -256,7 +279,37 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         q_empty_note="the warps of the warpgroup" if own else "the warp that stores O",
         has_groups=any(p.schedule.l2_group_bytes for p in plan_set.plans),
         order_note=order,
+        **_ragged(spec, common["arguments"]),
     )
+
+
+def _ragged(spec: AttentionSpec, args: tuple[Argument, ...]) -> dict[str, Any]:
+    """The fields of a view about the sequences of a ragged layout."""
+    varlen = spec.layout is Layout.VARLEN
+    names = {t.name for t in spec.lengths}
+    parts = {"seqlen_q": "own.start_q, own.seqlen_q", "seqlen_kv": "own.start_kv, own.seqlen_kv"}
+    packed = [
+        Packed(
+            safe_name(t.name), ", ".join(f"({axis}, {parts[str(d)]})" for axis, d in enumerate(t.dims) if d in parts)
+        )
+        for t in spec.tensors
+        if any(d in parts for d in t.dims)
+    ]
+    return {
+        "heads_last_note": "(seqlen, head_dim, heads)" if varlen else "(seqlen, head_dim, heads, batch)",
+        "shape_lse": "heads_q, total_q" if varlen else "batch, heads_q, seqlen_q",
+        "lse_batch": "0" if varlen else "w.b",
+        "lengths": tuple(a for a in args if a.name in names),
+        "packed": tuple(packed),
+        "has_packed": bool(packed),
+        "batch": "sequences - 1" if varlen else "sequences",
+        "row_tiles": "total_q // self.tile_m + sequences"
+        if varlen
+        else "cute.ceil_div(total_q, self.tile_m) * sequences",
+        "last_axis": "2" if varlen else "3",
+        "tiles": "row_tiles * cute.size(mQ, mode=[2])" if spec.layout.is_ragged else "m_blocks * heads",
+        "seq_order_note": "2 * batch + 3" if varlen else "2 * batch + 1",
+    }
 
 
 def _plan_view(p: KernelPlan) -> PlanView:

@@ -76,6 +76,14 @@ class Argument:
 
 
 @dataclass(frozen=True)
+class Packed:
+    """A captured tensor that holds all sequences along some axes: (axis, first, count) of one sequence, as texts."""
+
+    name: str
+    axes: str
+
+
+@dataclass(frozen=True)
 class Dim:
     """A symbolic extent of the compiled function."""
 
@@ -142,6 +150,9 @@ class CommonView:
     weight: Weight
     has_sink: bool
     sink: Formula
+    is_ragged: bool
+    is_varlen: bool
+    reference: str
     layout_note: str
     layout_modes: str
     arguments: tuple[Argument, ...]
@@ -183,6 +194,17 @@ class KernelView(CommonView):
     q_empty_note: str
     has_groups: bool
     order_note: str
+    heads_last_note: str
+    shape_lse: str
+    lse_batch: str
+    lengths: tuple[Argument, ...]
+    packed: tuple[Packed, ...]
+    has_packed: bool
+    batch: str
+    row_tiles: str
+    tiles: str
+    seq_order_note: str
+    last_axis: str
 
 
 @dataclass(frozen=True)

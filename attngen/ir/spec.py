@@ -131,6 +131,18 @@ class AttentionSpec(Node):
     backward: BackwardHints = BackwardHints()
     targets: tuple[str, ...] = ()
 
+    @property
+    def lengths(self) -> tuple[TensorDecl, ...]:
+        """Tensors that a call passes because of the layout: where each sequence begins in varlen, how long it is in
+        padded.
+        """
+        return _LENGTHS.get(self.layout, ())
+
+    @property
+    def inputs(self) -> tuple[TensorDecl, ...]:
+        """Every tensor of a call beside q, k and v, in the order in which kernels take them."""
+        return (*self.lengths, *self.tensors)
+
     def param(self, name: str) -> ParamDecl:
         """The declaration of a param."""
         return next(p for p in self.params if p.name == name)
@@ -138,3 +150,11 @@ class AttentionSpec(Node):
     def tensor(self, name: str) -> TensorDecl:
         """The declaration of a captured tensor."""
         return next(t for t in self.tensors if t.name == name)
+
+
+#: The extents of `cu_seqlens_q` and `cu_seqlens_kv`: one more than there are sequences.
+STARTS = "sequence_starts"
+_LENGTHS = {
+    Layout.VARLEN: tuple(TensorDecl(name=f"cu_seqlens_{x}", dtype=DType.I32, dims=(STARTS,)) for x in ("q", "kv")),
+    Layout.PADDED: tuple(TensorDecl(name=f"seqused_{x}", dtype=DType.I32, dims=("batch",)) for x in ("q", "kv")),
+}

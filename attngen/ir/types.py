@@ -42,6 +42,11 @@ class Layout(StrEnum):
     PADDED = "padded"
     PAGED = "paged"
 
+    @property
+    def is_ragged(self) -> bool:
+        """Every sequence has lengths of its own, which the call passes as tensors."""
+        return self in (Layout.VARLEN, Layout.PADDED)
+
 
 class Normalizer(StrEnum):
     """What turns kept scores into weights."""

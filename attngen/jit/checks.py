@@ -28,8 +28,11 @@ def check_call(
 
     An index counts where its element can reach a result: where the mask keeps the score, and not behind an `and`, `or`
     or conditional that has decided already.
-    Raises: AttnError E0613 (NaN), E0614 (not sorted), E0650 (index out of range).
+    Raises: AttnError E0613 (NaN), E0614 (not sorted), E0623 (lengths of sequences), E0650 (index out of range).
     """
+    if spec.layout.is_ragged:
+        _each_sequence(spec, q, k, v, params, tensors)
+        return
     for name, x in (("q", q), ("k", k), ("v", v), *tensors.items()):
         if x.is_floating_point():
             _no_nan(name, x)
@@ -38,6 +41,26 @@ def check_call(
             _is_sorted(decl.name, tensors[decl.name])
     if spec.tensors and q.numel() and k.numel():
         _indices(spec, sizes_of(spec, q, k), params, tensors, q.device)
+
+
+def _each_sequence(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    params: dict[str, Any],
+    tensors: dict[str, Any],
+) -> None:
+    """The lengths, then each sequence as a call of its own: what lies between sequences is nobody's."""
+    from attngen.jit.ragged import check_lengths
+    from attngen.ref import ragged
+
+    check_lengths(spec, q, k, tensors)
+    for s in ragged.sequences(spec, q, k, tensors):
+        rows, keys, values = (
+            ragged.of_sequence(spec, x, s, part) for x, part in ((q, s.rows), (k, s.keys), (v, s.keys))
+        )
+        check_call(ragged.one(spec, s), rows, keys, values, params, ragged.captured(spec, s, tensors))
 
 
 def _no_nan(name: str, x: torch.Tensor) -> None:

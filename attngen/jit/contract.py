@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from attngen.diag.diagnostic import AttnError, error
-from attngen.ir.spec import AttentionSpec, TensorDecl
+from attngen.ir.spec import STARTS, AttentionSpec, TensorDecl
 from attngen.ir.types import Layout
 from attngen.jit.named import TORCH_DTYPE
 from attngen.jit.shapes import Sizes, axes_of, sizes_of
@@ -41,6 +41,10 @@ def validate(
         _has_dtype(spec, name, x, dtype)
     _shapes(spec, q, k, v)
     sizes = sizes_of(spec, q, k)
+    for decl in spec.lengths:
+        _captured(decl, tensors[decl.name], q, sizes)
+        if decl.dims == (STARTS,):
+            sizes["batch"] = sizes[STARTS] - 1
     if strides:
         for name, x in (("q", q), ("k", k), ("v", v)):
             _has_strides(spec, name, x)
@@ -74,9 +78,9 @@ def normalized(x: torch.Tensor) -> torch.Tensor:
 
 
 def loads_by_tma(x: torch.Tensor) -> bool:
-    """Whether a 16-bit tensor of rank 4 can be read where it lies: strides and base as `validate` wants them."""
-    a, b, c, d = x.stride()
-    return d == 1 and not (a | b | c) % (ALIGN_BYTES // 2) and not x.data_ptr() % ALIGN_BYTES
+    """Whether a 16-bit tensor can be read where it lies: strides and base as `validate` wants them."""
+    *outer, d = x.stride()
+    return d == 1 and not any(s % (ALIGN_BYTES // 2) for s in outer) and not x.data_ptr() % ALIGN_BYTES
 
 
 def refused(what: str, failure: Exception) -> AttnError:
@@ -99,11 +103,15 @@ def _is_tensor(name: str, x: object) -> None:
 
 def _has_rank(spec: AttentionSpec, name: str, x: torch.Tensor) -> None:
     axes = axes_of(spec)
-    if x.ndim != 4:
-        mend = "add a batch axis with `.unsqueeze(0)`" if x.ndim == 3 else f"give it the axes ({', '.join(axes)})"
+    if x.ndim != len(axes):
+        mend = f"give it the axes ({', '.join(axes)})"
+        if x.ndim == len(axes) - 1 == 3:
+            mend = "add a batch axis with `.unsqueeze(0)`"
+        elif spec.layout is Layout.VARLEN and x.ndim == 4:
+            mend = "pack the sequences one behind the other, or build with layout=padded"
         raise error(
             "E0607",
-            f"`{name}` has {x.ndim} axes {_shape(x)}, `{spec.name}` needs 4: ({', '.join(axes)})",
+            f"`{name}` has {x.ndim} axes {_shape(x)}, `{spec.name}` needs {len(axes)}: ({', '.join(axes)})",
             helps=(mend,),
         )
 
@@ -131,19 +139,18 @@ def _has_dtype(spec: AttentionSpec, name: str, x: torch.Tensor, dtype: torch.dty
 def _shapes(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     axes = axes_of(spec)
     for name, x, want in (("q", q, spec.head_dim_qk), ("k", k, spec.head_dim_qk), ("v", v, spec.head_dim_v)):
-        if x.shape[3] != want:
+        if x.shape[-1] != want:
             raise error(
                 "E0607",
-                f"`{name}` has head dimension {x.shape[3]}, `{spec.name}` is built for {want}",
+                f"`{name}` has head dimension {x.shape[-1]}, `{spec.name}` is built for {want}",
                 notes=(f"shape {_shape(x)} is read as ({', '.join(axes)})",),
                 helps=(
-                    f"build with head_dim{'_v' if name == 'v' else ''}={x.shape[3]}, or check the order of the axes",
+                    f"build with head_dim{'_v' if name == 'v' else ''}={x.shape[-1]}, or check the order of the axes",
                 ),
             )
     seqlen, heads = axes.index("seqlen"), axes.index("heads")
-    for name, x, axis, other, o in (
-        ("k", k, 0, "q", q), ("v", v, 0, "q", q), ("v", v, seqlen, "k", k), ("v", v, heads, "k", k),
-    ):  # fmt: skip
+    same_batch = (("k", k, 0, "q", q), ("v", v, 0, "q", q)) if "batch" in axes else ()
+    for name, x, axis, other, o in (*same_batch, ("v", v, seqlen, "k", k), ("v", v, heads, "k", k)):
         if x.shape[axis] != o.shape[axis]:
             raise error(
                 "E0607",
@@ -168,14 +175,14 @@ def _has_strides(spec: AttentionSpec, name: str, x: torch.Tensor) -> None:
     if x.numel() == 0:
         return
     step = ALIGN_BYTES // x.element_size()
-    if x.shape[3] > 1 and x.stride(3) != 1:
+    if x.shape[-1] > 1 and x.stride(-1) != 1:
         raise error(
             "E0609",
-            f"`{name}` has stride {x.stride(3)} along head_dim, which must be contiguous",
+            f"`{name}` has stride {x.stride(-1)} along head_dim, which must be contiguous",
             notes=(f"shape {_shape(x)}, strides {x.stride()}; nothing is copied silently",),
             helps=(f"pass {name}.contiguous(), or make head_dim the last axis in memory",),
         )
-    for axis in range(3):
+    for axis in range(x.ndim - 1):
         stride = x.stride(axis)
         if x.shape[axis] > 1 and (stride % step or stride < 0):
             raise error(
@@ -225,9 +232,11 @@ def captured(decl: TensorDecl, x: Any, q: torch.Tensor, extents: Sizes) -> None:
 
 
 def _outputs(spec: AttentionSpec, q: torch.Tensor, out: Any, lse: Any, sizes: Sizes, strides: bool) -> None:
-    shape = (*q.shape[:3], spec.head_dim_v)
+    shape = (*q.shape[:-1], spec.head_dim_v)
     dtype = TORCH_DTYPE[spec.out_dtype or spec.dtype]
-    rows = (sizes["batch"], sizes["heads_q"], sizes["seqlen_q"])
+    rows: tuple[int, ...] = (sizes["heads_q"], sizes["seqlen_q"])
+    if spec.layout is not Layout.VARLEN:
+        rows = (sizes["batch"], *rows)
     for name, x, want, kind in (("out", out, shape, dtype), ("lse", lse, rows, torch.float32)):
         if x is None:
             continue

@@ -82,10 +82,21 @@ class Attention:
         self.target = target
         self.handle = _handle(spec, source, target)
         limits, tables = tuple(source.meta.get("limits", ())), source.meta.get("tables")
-        self.binder = TableBinder(spec) if tables else Binder(spec)
-        self.launcher = (
-            TableLauncher(spec, self.binder, limits, tables) if tables else Launcher(spec, self.binder, limits)
-        )
+        self._fill: Callable[..., Any] | None = None
+        self.binder: Binder
+        self.launcher: Launcher
+        if spec.layout.is_ragged:
+            from attngen.jit.ragged import RaggedBinder, RaggedLauncher
+
+            self.binder = ragged = RaggedBinder(spec)
+            self.launcher = RaggedLauncher(spec, ragged, limits)
+            self._fill = ragged.filled
+        elif tables:
+            self.binder = TableBinder(spec)
+            self.launcher = TableLauncher(spec, self.binder, limits, tables)
+        else:
+            self.binder = Binder(spec)
+            self.launcher = Launcher(spec, self.binder, limits)
         self.backward = Backward(
             spec, self.binder, self.launcher.scale, target, cache, make=backward, progress=progress
         )
@@ -203,6 +214,8 @@ class Attention:
         **named: Any,
     ) -> Any:
         """See the class."""
+        if self._fill is not None:
+            named = self._fill(named, q, k)
         if _is_dynamo():
             return ops.traced(self, q, k, v, return_lse, out, lse, scale, named)
         try:
@@ -334,8 +347,10 @@ class Attention:
 
     def output_shapes(self, q: Any) -> tuple[tuple[Any, ...], torch.dtype, tuple[Any, ...]]:
         """(shape of o, dtype of o, shape of lse) for a q."""
-        a, b, c = q.shape[0], q.shape[1], q.shape[2]
         dtype = TORCH_DTYPE[self.spec.out_dtype] if self.spec.out_dtype is not None else q.dtype
+        if self.spec.layout is Layout.VARLEN:
+            return (q.shape[0], q.shape[1], self.spec.head_dim_v), dtype, (q.shape[1], q.shape[0])
+        a, b, c = q.shape[0], q.shape[1], q.shape[2]
         return (a, b, c, self.spec.head_dim_v), dtype, (a, b, c) if self.spec.layout is Layout.BHSD else (a, c, b)
 
     def in_dtype(self, dtype: torch.dtype) -> Attention:

@@ -165,10 +165,14 @@ class Launcher:
         contract.validate(self.spec, q, k, v, self._binder.split(tail)[1], out, lse)
         return self.reference(q, k, v, tail, scale, out, lse, return_lse)
 
+    def _captured(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Of a kernel's arguments those that the binder gave."""
+        return arguments[8:]
+
     def _recover(self, failure: Exception, function: Any, arguments: tuple[Any, ...], given_lse: Any) -> None:
         """The entry point refused its arguments: say why, or launch again with tidied strides."""
         q, k, v, out, lse, *rest = arguments
-        contract.validate(self.spec, q, k, v, self._binder.split(arguments[8:])[1], out, given_lse)
+        contract.validate(self.spec, q, k, v, self._binder.split(self._captured(arguments))[1], out, given_lse)
         tidy = [contract.normalized(x) for x in (q, k, v, out)]
         if any(new is not old for new, old in zip(tidy, (q, k, v, out), strict=True)):
             try:

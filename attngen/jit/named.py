@@ -37,10 +37,10 @@ class Binder:
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec
         self.params = tuple((p.name, _PYTHON[p.type], p) for p in spec.params)
-        self.tensors = tuple((t.name, t) for t in spec.tensors)
-        self.names = frozenset(p.name for p in spec.params) | frozenset(t.name for t in spec.tensors)
+        self.tensors = tuple((t.name, t) for t in spec.inputs)
+        self.names = frozenset(p.name for p in spec.params) | frozenset(t.name for t in spec.inputs)
         self.bare = not self.names
-        self.tensor_names = tuple(t.name for t in spec.tensors)
+        self.tensor_names = tuple(t.name for t in spec.inputs)
         # Dynamo traces neither AttnError nor difflib: what it may have to say is written beforehand.
         self.missing_texts = {name: str(self._missing(name)) for name in sorted(self.names)}
         self.unknown_text = str(self._unknown(_ANY))
@@ -68,9 +68,13 @@ class Binder:
             if not isinstance(tensor, _Tensor):
                 self._not_a_tensor(tensor_decl, tensor)
             if 1 in tensor.shape:
-                tensor = broadcast(tensor, tensor_decl, sizes_of(self.spec, q, k))
+                tensor = broadcast(tensor, tensor_decl, self.sizes(named, q, k))
             values.append(tensor)
         return tuple(values)
+
+    def sizes(self, named: Mapping[str, Any], q: Any, k: Any) -> Sizes:
+        """Extents that captured tensors broadcast to."""
+        return sizes_of(self.spec, q, k)
 
     def widened(self, tensors: tuple[Any, ...], sizes: Sizes) -> tuple[Any, ...]:
         """Captured tensors as a kernel takes them, of a call that was bound before."""
@@ -91,7 +95,7 @@ class Binder:
         raise self._missing(name)
 
     def _missing(self, name: str) -> AttnError:
-        tensor = next((t for t in self.spec.tensors if t.name == name), None)
+        tensor = next((t for t in self.spec.inputs if t.name == name), None)
         if tensor is not None:
             kind, declared = "tensor", f"`tensor {_declared(tensor)}`"
         else:

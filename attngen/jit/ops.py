@@ -122,7 +122,7 @@ def _names_under_dynamo(binder: Binder, named: dict[str, Any]) -> None:
 def _gradients_while_traced(attention: Attention, q: Any, k: Any, v: Any, tensors: list[Any], given: bool) -> None:
     """E0611 and E0619, under Dynamo as a TypeError with their text."""
     needed = q.requires_grad or k.requires_grad or v.requires_grad
-    for tensor, decl in zip(tensors, attention.spec.tensors, strict=True):
+    for tensor, decl in zip(tensors, attention.spec.inputs, strict=True):
         if tensor.requires_grad:
             needed = True
             if not decl.grad:
@@ -208,7 +208,7 @@ def _fake_backward(
         attention.backward.source_of(  # a spec that no backward serves is refused while tracing
             tuple(n for n, on in zip(attention.backward.names[3:], wanted[3:], strict=True) if on)
         )
-    learned = [x for x, decl in zip(tensors, attention.spec.tensors, strict=True) if decl.grad]
+    learned = [x for x, decl in zip(tensors, attention.spec.inputs, strict=True) if decl.grad]
     made = [*(torch.empty_like(x) for x in (q, k, v)), *(x.new_empty(x.shape) for x in learned)]
     return [x for x, on in zip(made, wanted, strict=True) if on]
 
@@ -232,7 +232,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
     """What the backward of `attngen::forward` needs."""
     handle, q, k, v, tensors, ints, floats, scale = inputs
     spec = _find(handle).spec
-    for decl, tensor in zip(spec.tensors, tensors, strict=True):
+    for decl, tensor in zip(spec.inputs, tensors, strict=True):
         if tensor.requires_grad and not decl.grad:
             raise lost_gradient(spec.name, decl.name)
     ctx.set_materialize_grads(False)
@@ -244,7 +244,7 @@ def _differentiate(ctx: Any, grad_o: Any, grad_lse: Any) -> tuple[Any, ...]:
     """The backward of `attngen::forward`, as one operator."""
     handle, ints, floats, scale = ctx.call
     q, k, v, o, lse, *tensors = ctx.saved_tensors
-    decls = _find(handle).spec.tensors
+    decls = _find(handle).spec.inputs
     needed = ctx.needs_input_grad[4]
     wanted = [*ctx.needs_input_grad[1:4], *(n for n, d in zip(needed, decls, strict=True) if d.grad)]
     # an empty list among the arguments counts as a structure of its own, any other as one value

@@ -27,6 +27,7 @@ class Lookups:
 
     def __init__(self, spec: AttentionSpec) -> None:
         self._taken = {p.name for p in spec.params} | {t.name for t in spec.tensors}
+        self._ragged = spec.layout.is_ragged  # a table's rows would end with their sequence: not made yet
         self._made: dict[tuple[Expr, Expr, str], Table] = {}
 
     @property
@@ -39,7 +40,7 @@ class Lookups:
         lead, index = t.indices[:-1], t.indices[-1:]
         if t.type is not Type.INT or t.tensor not in facts.sorted or t.tensor in facts.tables or not index:
             return None
-        if any(reads_key(e) for e in (*lead, value)):
+        if self._ragged or any(reads_key(e) for e in (*lead, value)):
             return None
         key = t.replace(indices=lead), value, side
         if key not in self._made:

@@ -8,7 +8,7 @@ from itertools import chain
 from attngen.diag.diagnostic import AttnError, Diagnostic, Label
 from attngen.diag.span import Span
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.types import DType, Layout
+from attngen.ir.types import DType, Layout, Normalizer
 from attngen.passes.parts import Part, gaps, is_composed, parts, pick
 from attngen.targets import sm90
 
@@ -38,9 +38,9 @@ def why_not(spec: AttentionSpec, target: str) -> tuple[Diagnostic, ...]:
                 "E0401", f"no kernels for target `{target}`", None, notes=(known,), helps=(f"use `{sm90.NAME}`",)
             ),
         )
-    found = _gaps(spec)
+    found = chain(_gaps(spec), _of_ragged(spec))
     if is_composed(spec):
-        found = chain(gaps(spec), _of_views(spec), *(_gaps(p.spec) for p in parts(spec)))
+        found = chain(gaps(spec), _of_ragged(spec), _of_views(spec), *(_gaps(p.spec) for p in parts(spec)))
     return tuple(
         Diagnostic(
             "E0402", f"{sm90.NAME} kernels do not serve {what} yet", Label(span) if span else None,
@@ -69,8 +69,8 @@ def _gaps(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
     for name, d in dims[: 1 if spec.head_dim_qk == spec.head_dim_v else 2]:
         if d % 8 or not 8 <= d <= 256:
             yield f"{name} = {d}", spec.span, _ABSORBED if name == "head_dim" and _is_absorbed(spec) else _DIMS
-    if spec.layout not in (Layout.BSHD, Layout.BHSD, Layout.PACKED_QKV):
-        yield f"layout {spec.layout}", spec.span, "use layout = bshd, bhsd or packed_qkv"
+    if spec.layout is Layout.PAGED:
+        yield f"layout {spec.layout}", spec.span, "use layout = bshd, bhsd, packed_qkv, varlen or padded"
     if spec.max_logit:
         yield "the max-logit output", spec.span, "leave it out"
     if spec.out_dtype not in (None, spec.dtype):
@@ -94,6 +94,25 @@ def _gaps(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
         if value is not None:
             span = next((v for k, v in places.items() if k in what), s.span or spec.span)
             yield what, span, mend
+
+
+def _of_ragged(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
+    """What does not go together with sequences of lengths of their own."""
+    if not spec.layout.is_ragged:
+        return
+    own = {t.name for t in spec.lengths}
+    for name, span in [(p.name, p.span) for p in spec.params] + [(t.name, t.span) for t in spec.tensors]:
+        if name in own:
+            yield f"`{name}`, which layout {spec.layout} has of its own,", span, "give it another name"
+    mend = "use layout = bshd, and say the lengths by a mask"
+    for what, has in (
+        (f"the {spec.normalizer} normalizer", spec.normalizer is not Normalizer.SOFTMAX),
+        ("branches", bool(spec.branches)),
+        ("KV segments", bool(spec.segments)),
+        ("V as a view of K", spec.v_view_start is not None),
+    ):
+        if has:
+            yield f"{what} in layout {spec.layout}", spec.span, mend
 
 
 def _of_views(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:

@@ -69,8 +69,8 @@ def dotted(e: ast.expr) -> str:
     return f"{dotted(e.value)}.{e.attr}" if isinstance(e, ast.Attribute) else ""
 
 
-def wanted(plan: KernelPlan) -> Events:
-    """The calls that the plan's ledger asks for."""
+def wanted(plan: KernelPlan, ragged: bool = False) -> Events:
+    """The calls that the plan's ledger asks for. `ragged`: the mailbox holds more than a number, by a method."""
     arrivals = {p.name: p.empty_arrivals for p in plan.schedule.pipelines}
     threads = {"store": 128, "turn": 256}
     q_arrive = Counter({"rings.q_empty arrive": 1})
@@ -93,7 +93,7 @@ def wanted(plan: KernelPlan) -> Events:
                 "cta sync": 1,
             }
         ),
-        "load": Counter({"next_tile.empty wait": 1, "next_tile.full arrive": 1}),
+        "tell" if ragged else "load": Counter({"next_tile.empty wait": 1, "next_tile.full arrive": 1}),
         "load_tile": Counter(
             {"rings.q_empty wait": 1, "rings.q_full announce": 1, "rings.k fill": 2, "rings.v fill": 2}
         ),
@@ -116,9 +116,9 @@ def wanted(plan: KernelPlan) -> Events:
     return classes
 
 
-def ledger_faults(tree: ast.Module, plan: KernelPlan) -> list[str]:
+def ledger_faults(tree: ast.Module, plan: KernelPlan, ragged: bool = False) -> list[str]:
     """Every method whose synchronising calls are not those of the ledger."""
-    found, ledger = events(tree), wanted(plan)
+    found, ledger = events(tree), wanted(plan, ragged)
     out = []
     for method in sorted(found.keys() | ledger.keys()):
         has, asks = found.get(method, Counter()), ledger.get(method, Counter())

@@ -63,9 +63,9 @@ VARIANTS = {
 REFUSED = {
     "bigbird_lists": {"block_sparse"},
     "mla_decode": {"head_dim = 576", "v = 512", "layout paged"},
-    "modernbert_unpadded": {"layout varlen"},
-    "modernbert_unpadded_global": {"layout varlen"},
-    "padded_decode": {"layout padded"},
+    "modernbert_unpadded": set(),  # a forward, and no backward yet
+    "modernbert_unpadded_global": set(),
+    "padded_decode": set(),
 }
 #: Blocks with a forward kernel whose backward is refused.
 NO_BACKWARD = {"evoformer_row": {"an epilogue"}, "qwen3_next": {"an epilogue"}}
@@ -136,5 +136,5 @@ def test_unserved_blocks_have_a_meaning(spec: AttentionSpec) -> None:
         shape = samples.Shape(2, 4, 2, rows, keys)
         values = samples.params(spec, {p.name: 7 for p in spec.params if p.type == "int"})
         outcomes = verify_spec(small, shape, values, target="sm_90a", seed=rows, with_gpu=False)
-        assert [o.what for o in outcomes if not o.skipped] == ["CPU reference"]
+        assert [o.what for o in outcomes if not o.skipped][:1] == ["CPU reference"]
         assert not [o for o in outcomes if o.failed], outcomes

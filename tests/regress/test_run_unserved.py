@@ -28,8 +28,6 @@ BODIES = {
     "the relu normalizer": "head_dim = 16\n  normalizer = relu",
     "f32 inputs": "head_dim = 16\n  dtype = f32",
     "head_dim = 264": "head_dim = 264",
-    "layout varlen": "head_dim = 16\n  layout = varlen",
-    "layout padded": "head_dim = 16\n  layout = padded",
     "layout paged": "head_dim = 16\n  layout = paged",
     "the max-logit output": "head_dim = 16\n  output { max_logit = true }",
     "f32 output": "head_dim = 16\n  output { dtype = f32 }",

@@ -213,8 +213,13 @@ GAPS: dict[str, tuple[AttentionSpec, str]] = {
     "packed view": (
         spec(d=64, dv=64, layout=Layout.PACKED_QKV, v_view_start=0), "layout packed_qkv with V as a view of K"
     ),
-    "varlen": (spec(layout=Layout.VARLEN), "layout varlen"),
-    "padded": (spec(layout=Layout.PADDED), "layout padded"),
+    "varlen relu": (
+        spec(layout=Layout.VARLEN, normalizer=Normalizer.RELU), "the relu normalizer in layout varlen"
+    ),
+    "padded, its own name": (
+        spec(layout=Layout.PADDED, tensors=(TensorDecl(name="seqused_q", dtype=DType.I32, dims=("batch",)),)),
+        "`seqused_q`, which layout padded has of its own,",
+    ),
     "paged": (spec(layout=Layout.PAGED), "layout paged"),
     "max_logit": (spec(max_logit=True), "the max-logit output"),
     "out_dtype": (spec(out_dtype=DType.F32), "f32 output"),

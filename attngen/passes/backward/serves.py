@@ -35,6 +35,8 @@ def why_not(
 def _gaps(
     spec: AttentionSpec, gradient: GradientForm, captured: Sequence[str], deterministic: bool
 ) -> Iterator[tuple[str, Span | None, str]]:
+    if spec.layout.is_ragged:
+        yield f"layout {spec.layout}", spec.span, "call one backward a sequence, in layout bshd"
     if not isinstance(spec.epilogue, Atom):
         yield "an epilogue", spec.epilogue.span or spec.span, "apply it to the output in torch"
     for name in sorted(reduced_tensors(gradient) & {*captured}) if deterministic else ():

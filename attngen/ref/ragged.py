@@ -1,0 +1,158 @@
+"""Ragged batches: packed sequences (varlen) and padded ones, each by its own call of a reference.
+
+The meaning of a ragged call is that of one call a sequence: lengths and positions are the sequence's, `b` its number,
+and a packed axis `seqlen_q` or `seqlen_kv` of a captured tensor stands for its part. Rows beyond their sequence give
+O = 0 and LSE = -inf, a sink or not; keys beyond it do not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from attngen.diag.diagnostic import error
+from attngen.ir.expr import Expr, atoms_of, const, substitute
+from attngen.ir.spec import AttentionSpec
+from attngen.ir.types import Layout
+from attngen.ref import dense
+
+Tensor = torch.Tensor
+#: Computes (o, lse) of one call in bshd: `how(spec, q, k, v, params, tensors, scale)[:2]`.
+How = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One sequence of a ragged call: its number, how many there are, its rows and its keys along their axes."""
+
+    b: int
+    batch: int
+    rows: slice
+    keys: slice
+
+
+def sequences(spec: AttentionSpec, q: Tensor, k: Tensor, lengths: Mapping[str, Tensor | None]) -> list[Sequence]:
+    """The sequences of a call. Starts and lengths are held within q and k, as a kernel does.
+
+    `lengths`: by the names of `spec.lengths`; `cu_seqlens_kv` None or missing is `cu_seqlens_q`, a missing `seqused_q`
+    or `seqused_kv` is full. Raises: E0651 without `cu_seqlens_q`.
+    """
+    if spec.layout is Layout.VARLEN:
+        cu_q = lengths.get("cu_seqlens_q")
+        if cu_q is None:
+            raise error("E0651", f"`{spec.name}` takes cu_seqlens_q", helps=("pass cu_seqlens_q, i32[batch + 1]",))
+        cu_kv = lengths.get("cu_seqlens_kv")
+        rows, keys = _parts(cu_q, q.shape[0]), _parts(cu_q if cu_kv is None else cu_kv, k.shape[0])
+    else:
+        rows = _used(lengths.get("seqused_q"), q.shape[0], q.shape[1])
+        keys = _used(lengths.get("seqused_kv"), k.shape[0], k.shape[1])
+    return [Sequence(b, len(rows), r, n) for b, (r, n) in enumerate(zip(rows, keys, strict=True))]
+
+
+def _parts(starts: Tensor, total: int) -> list[slice]:
+    held = [min(max(int(x), 0), total) for x in starts.tolist()]
+    return [slice(a, max(a, b)) for a, b in pairwise(held)]
+
+
+def _used(lengths: Tensor | None, batch: int, seqlen: int) -> list[slice]:
+    counts = [seqlen] * batch if lengths is None else [min(max(int(n), 0), seqlen) for n in lengths.tolist()]
+    return [slice(0, n) for n in counts]
+
+
+def one(spec: AttentionSpec, s: Sequence) -> AttentionSpec:
+    """The spec of one sequence's call in bshd: `b` and `batch` are numbers, axes of `batch` stay whole."""
+    table: dict[str, Expr] = {"b": const(s.b), "batch": const(s.batch)}
+
+    def fixed(e: Expr) -> Expr:
+        return substitute(e, table) if atoms_of(e) & table.keys() else e
+
+    tensors = tuple(
+        t.replace(dims=tuple(s.batch if d == "batch" else d for d in t.dims)) if "batch" in t.dims else t
+        for t in spec.tensors
+    )
+    return spec.replace(
+        layout=Layout.BSHD,
+        tensors=tensors,
+        scale=fixed(spec.scale),
+        score=fixed(spec.score),
+        mask=fixed(spec.mask),
+        sink=None if spec.sink is None else fixed(spec.sink),
+        epilogue=fixed(spec.epilogue),
+    )
+
+
+def captured(spec: AttentionSpec, s: Sequence, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The captured tensors of one sequence's call: its part of the axes that hold rows or keys (views)."""
+    parts = {"seqlen_q": s.rows, "seqlen_kv": s.keys}
+    found = {}
+    for decl in spec.tensors:
+        x = tensors[decl.name]
+        for axis, dim in enumerate(decl.dims):
+            if dim in parts and x.shape[axis] > 1:
+                x = x[(slice(None),) * axis + (parts[str(dim)],)]
+        found[decl.name] = x
+    return found
+
+
+def of_sequence(spec: AttentionSpec, x: Tensor, s: Sequence, part: slice) -> Tensor:
+    """(1, part, heads, head_dim) of q, k, v, o or a gradient of one of them: a view."""
+    return x[part].unsqueeze(0) if spec.layout is Layout.VARLEN else x[s.b, part].unsqueeze(0)
+
+
+def rows_of(spec: AttentionSpec, lse: Tensor, s: Sequence) -> Tensor:
+    """(1, heads_q, rows) of an LSE or its gradient: a view."""
+    return lse[:, s.rows].unsqueeze(0) if spec.layout is Layout.VARLEN else lse[s.b, :, s.rows].unsqueeze(0)
+
+
+def attention(
+    spec: AttentionSpec,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Mapping[str, Tensor | None],
+    params: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
+    scale: float | Tensor | None = None,
+    how: How = dense.attention,
+) -> tuple[Tensor, Tensor]:
+    """(o, lse) of a ragged call, sequence by sequence.
+
+    Shapes: varlen q (total_q, Hq, D), k (total_kv, Hkv, D), v (total_kv, Hkv, Dv), o (total_q, Hq, Dv), lse (Hq,
+    total_q); padded (B, Sq, Hq, D), (B, Skv, Hkv, D), (B, Skv, Hkv, Dv), (B, Sq, Hq, Dv), (B, Hq, Sq).
+    Differentiable where `how` is. Rows that belong to no sequence give 0 and -inf.
+    """
+    o: Tensor | None = None
+    lse: Tensor | None = None
+    for s, (o_s, lse_s) in _calls(spec, q, k, v, lengths, params, tensors or {}, scale, how):
+        if o is None or lse is None:
+            o = o_s.new_zeros((*q.shape[:-1], o_s.shape[-1]))
+            rows = (q.shape[1], q.shape[0]) if spec.layout is Layout.VARLEN else (q.shape[0], q.shape[2], q.shape[1])
+            lse = lse_s.new_full(rows, -torch.inf)
+        index = (s.rows,) if spec.layout is Layout.VARLEN else (s.b, s.rows)
+        o = _placed(o, o_s[0], index)
+        lse = _placed(lse, lse_s[0], (slice(None), s.rows) if len(index) == 1 else (s.b, slice(None), s.rows))
+    if o is None or lse is None:
+        raise error("E0652", f"`{spec.name}` was called without a sequence")
+    return o, lse
+
+
+def _placed(whole: Tensor, part: Tensor, index: tuple[Any, ...]) -> Tensor:
+    """`whole` with `part` at `index`; autograd follows where there is a graph."""
+    if part.requires_grad or whole.requires_grad:
+        whole = whole.clone()
+    whole[index] = part.to(whole.dtype)
+    return whole
+
+
+def _calls(
+    spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, lengths: Mapping[str, Tensor | None],
+    params: Mapping[str, Any] | None, tensors: Mapping[str, Tensor], scale: Any, how: How,
+) -> Iterator[tuple[Sequence, tuple[Tensor, Tensor]]]:  # fmt: skip
+    for s in sequences(spec, q, k, lengths):
+        operands = (of_sequence(spec, x, s, part) for x, part in ((q, s.rows), (k, s.keys), (v, s.keys)))
+        result = how(one(spec, s), *operands, params, captured(spec, s, tensors), scale)
+        yield s, (result[0], result[1])
