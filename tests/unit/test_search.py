@@ -10,8 +10,8 @@ from builders import CAUSAL, K, O, Q, S, f, spec, x
 from attngen.diag.codes import CODES
 from attngen.diag.diagnostic import AttnError, Diagnostic
 from attngen.ir.plan import PlanSet
-from attngen.ir.spec import AttentionSpec, BlockSparse, Branch, Segment
-from attngen.ir.types import DType, Layout
+from attngen.ir.spec import AttentionSpec, BlockSparse, Branch, Segment, TensorDecl
+from attngen.ir.types import DType, Layout, Normalizer
 from attngen.passes.cost import launch_cycles
 from attngen.passes.mask_form import mask_form
 from attngen.passes.serves import why_not
@@ -217,7 +217,9 @@ GAPS: dict[str, tuple[AttentionSpec, str]] = {
         spec(layout=Layout.VARLEN, normalizer=Normalizer.RELU), "the relu normalizer in layout varlen"
     ),
     "padded, its own name": (
-        spec(layout=Layout.PADDED, tensors=(TensorDecl(name="seqused_q", dtype=DType.I32, dims=("batch",)),)),
+        spec(layout=Layout.PADDED).replace(
+            tensors=(TensorDecl(name="seqused_q", dtype=DType.I32, dims=("batch",)),)
+        ),
         "`seqused_q`, which layout padded has of its own,",
     ),
     "paged": (spec(layout=Layout.PAGED), "layout paged"),
@@ -281,7 +283,7 @@ def test_e0402_of_a_schedule_points_at_its_entry(entry: str, what: str, place: s
 @pytest.mark.parametrize(
     ("clauses", "clause"),
     [
-        ("layout = varlen", "varlen"),
+        ("layout = paged", "paged"),
         ("block_sparse { q = 128, kv = 128 }", "block_sparse"),
     ],
 )
