@@ -42,7 +42,7 @@ def validate(
     _shapes(spec, q, k, v)
     sizes = sizes_of(spec, q, k)
     for decl in spec.lengths:
-        _captured(decl, tensors[decl.name], q, sizes)
+        captured(decl, tensors[decl.name], q, sizes)
         if decl.dims == (STARTS,):
             sizes["batch"] = sizes[STARTS] - 1
     if strides:
