@@ -6,6 +6,7 @@ Candidates run through the passes; a Reject ends one; measurements, or a static 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 
 from attngen.diag.diagnostic import AttnError, Diagnostic, Label
@@ -154,12 +155,12 @@ def plan(spec: AttentionSpec, target: str = sm90.NAME, tuned: Tuned | None = Non
             rejected[Rejected(candidate=candidate.name + where, by=outcome.by, why=outcome.why)] = outcome.excess
         else:
             served.append(outcome)
+    for r in rejected:
+        log.debug("%s was rejected by %s: %s", r.candidate, r.by, r.why)
     if not served:
         # nearest: got past compute, then by how little was missing
         raise _nothing_fits(spec, target, sorted(rejected, key=lambda r: (r.by == "compute", rejected[r])))
     log.debug("%d candidates fit, %d do not", len(served), len(rejected))
-    for r in rejected:
-        log.debug("%s was rejected by %s: %s", r.candidate, r.by, r.why)
     for p in served:
         verify(p)
     chosen, limits = choose(served)
@@ -248,12 +249,19 @@ def splits(
 
 
 def _nothing_fits(spec: AttentionSpec, target: str, nearest: list[Rejected]) -> AttnError:
-    """E0403 with the three candidates that came nearest, or with the tiles there are."""
+    """E0403 with the three candidates that came nearest, how many there were, and what fits without the schedule's
+    wishes; or with the tiles there are.
+    """
     hints = spec.schedule
     notes = tuple(f"{r.candidate} was rejected by {r.by}: {r.why}" for r in nearest[:3])
+    if len(nearest) > 3:
+        counts = Counter(r.by for r in nearest)
+        by = ", ".join(f"{n} by {which}" for which, n in counts.most_common())
+        notes += (f"{len(nearest)} candidates were tried and rejected, {by}; ATTNGEN_LOG=debug lists them",)
     if not nearest:
         rows = ", ".join(str(64 * n) for n in sorted(WARPGROUPS))
         notes = (f"tile_m is one of {rows}; tile_n a multiple of 16 from {min(TILES_N)} to {max(TILES_N)}",)
+    notes += _without_wishes(spec)
     place = hints.span or next((span for name, span in hints.places if name in ("tile", "stages", "pingpong")), None)
     asked = " x ".join(str(n or "auto") for n in (hints.tile_m, hints.tile_n))
     what = f"head dims {spec.head_dim_qk} and {spec.head_dim_v}"
@@ -266,3 +274,31 @@ def _nothing_fits(spec: AttentionSpec, target: str, nearest: list[Rejected]) -> 
             helps=("leave `tile` and `stages` to the planner, or take a smaller tile",),
         )
     )
+
+
+def _without_wishes(spec: AttentionSpec) -> tuple[str, ...]:
+    """The tiles that fit once an entry of the schedule is left out, one entry alone where that is enough, else all;
+    those next to the tile that was asked for come first.
+    """
+    hints = spec.schedule
+    given = {"tile": ("tile_m", "tile_n"), "stages": ("stages",), "pingpong": ("pingpong",)}
+    asked = [name for name, fields in given.items() if any(getattr(hints, f) is not None for f in fields)]
+    for names in [*([n] for n in asked), *([asked] if len(asked) > 1 else [])]:
+        bare = hints.replace(**dict.fromkeys(f for n in names for f in given[n]))
+        fits = _fitting(spec.replace(schedule=bare))
+        if fits:
+            m, n = hints.tile_m or 128, hints.tile_n or 128
+            fits.sort(key=lambda p: abs(p.compute.tile_m - m) + abs(p.compute.tile_n - n))
+            tiles = dict.fromkeys(f"{p.name} with {p.memory.kv_stages} stages" for p in fits)
+            words = " and ".join(f"`{n}`" for n in names)
+            return (f"without {words} these fit: {', '.join(list(tiles)[:3])}",)
+    return ()
+
+
+def _fitting(spec: AttentionSpec) -> list[KernelPlan]:
+    form, found = mask_form(spec), list[KernelPlan]()
+    for candidate, o_in_q in _tries(spec, found):
+        outcome = plan_candidate(spec, form, candidate, o_in_q)
+        if isinstance(outcome, KernelPlan):
+            found.append(outcome)
+    return found

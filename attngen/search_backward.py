@@ -93,17 +93,17 @@ def plan_backward(spec: AttentionSpec, target: str = sm90.NAME, *, captured: Seq
     spec = kernel_spec(spec)
     form = mask_form(spec)
     served: list[BackwardPlan] = []
-    rejected: list[Rejected] = []
+    rejected: dict[Rejected, float] = {}
     for candidate in _tries(served):
         outcome = plan_candidate(spec, form, gradient, candidate, deterministic)
         if isinstance(outcome, Reject):
-            rejected.append(Rejected(candidate=candidate.name, by=outcome.by, why=outcome.why))
+            rejected[Rejected(candidate=candidate.name, by=outcome.by, why=outcome.why)] = outcome.excess
             log.debug("%s was rejected by %s: %s", candidate.name, outcome.by, outcome.why)
         else:
             verify(outcome)
             served.append(outcome)
     if not served:
-        raise _nothing_fits(spec, target, rejected)
+        raise _nothing_fits(spec, target, sorted(rejected, key=lambda r: (r.by == "compute", rejected[r])))
     # Twice the fp32 sums into dQ: operands are split only where nothing else fits.
     best = min((p for p in served if not p.compute.splits_operands), key=_cycles_per_pair, default=served[0])
     return BackwardPlanSet(
@@ -126,13 +126,22 @@ def _cycles_per_pair(p: BackwardPlan) -> float:
     return p.cost.mma_cycles / p.cost.efficiency / (p.compute.tile_m * p.compute.tile_n)
 
 
-def _nothing_fits(spec: AttentionSpec, target: str, rejected: Sequence[Rejected]) -> AttnError:
+#: Reasons that differ from candidate to candidate by a number alone.
+_MEASURED = ("registers", "smem")
+
+
+def _nothing_fits(spec: AttentionSpec, target: str, nearest: Sequence[Rejected]) -> AttnError:
+    """E0403 with the three candidates that came nearest, and the other reasons there are."""
+    nearest = list({r.candidate: r for r in reversed(nearest)}.values())[::-1]  # the best try of each
+    shown = {r.why for r in nearest[:3]}
+    others = [w for w in dict.fromkeys(r.why for r in nearest) if w not in shown and not w.startswith(_MEASURED)]
+    more = (f"{len(nearest)} candidates were tried and rejected" + "".join(f"; {w}" for w in others),)
     return AttnError(
         Diagnostic(
             "E0403",
             f"no backward plan fits {target} for head dims {spec.head_dim_qk} and {spec.head_dim_v}",
             Label(spec.span, "needs gradients") if spec.span else None,
-            notes=tuple(f"{r.candidate} was rejected by {r.by}: {r.why}" for r in rejected[-3:]),
+            notes=(*(f"{r.candidate} was rejected by {r.by}: {r.why}" for r in nearest[:3]), *more),
             helps=("gradients of this spec are computed on CPU tensors",),
         )
     )

@@ -24,9 +24,11 @@ def check(
 ) -> None:
     """Check specs: syntax, names, types, meaning; with --plan also that a kernel exists. Exit 1 on a fault.
 
+    A term of a mask that has to be tested element by element is no fault: a note says why, and what to write instead.
     A backward, or a gradient, that no kernel serves yet is no fault: --plan says it in a line.
     """
     from attngen.diag import render
+    from attngen.passes.advice import element_wise
     from attngen.syntax import check_text, load_all
 
     found: list[Diagnostic] = []
@@ -45,7 +47,8 @@ def check(
                 faults = [*faults, *refused]
                 if not refused:
                     without[spec.name] = _without(spec, target)
-        found += faults
+        notes = [] if _errors(faults) else [n for spec in load_all(source) for n in element_wise(spec)]
+        found += [*faults, *notes]
         files.append({"file": name, "ok": not _errors(faults), **({"gradients_without": without} if plan else {})})
         if not as_json and not faults:
             common.say(f"{common.printable(name)}: ok")

@@ -72,4 +72,19 @@ The parts of a spec are its branches; or `main`, the call's own keys, and its se
 kernel, and takes no part.
 """,
     ),
+    Code(
+        "W0401",
+        "element-wise-term",
+        "a term of the mask is no interval of keys, and is tested element by element",
+        """
+A mask is read as intervals of keys, one or a few a row: their ends say which tiles are skipped, which run without a
+mask, and where a masked tile is cut. A term that is no interval stays a test of every element in the tiles that the
+other terms leave, and empties none of them:
+
+    mask = kv_idx <= q_pos and present[b, kv_idx]          # causal skips tiles, `present` does not
+
+The spec is good and its kernel right; `attngen check` says it as a note, `attngen explain` with the whole mask form.
+Where the term can be said as an interval, the note says how.
+""",
+    ),
 )

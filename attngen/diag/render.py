@@ -14,11 +14,13 @@ JSON_SCHEMA = 1
 _WIDEST = 160
 _RED, _YELLOW, _BLUE, _CYAN, _BOLD, _OFF = (f"\x1b[{n}m" for n in ("1;31", "1;33", "1;34", "36", "1", "0"))
 
+_LEVELS = {Severity.ERROR: _RED, Severity.WARNING: _YELLOW, Severity.NOTE: _CYAN}
+
 
 def render(d: Diagnostic, color: bool = False) -> str:
     """Headline, source line with a caret under the smallest span, notes and helps; no trailing newline."""
     paint = _paint if color else _plain
-    level = _RED if d.severity is Severity.ERROR else _YELLOW
+    level = _LEVELS[d.severity]
     lines = [f"{paint(f'{d.severity.value}[{d.code}]', level)}{paint(': ' + visible(d.message), _BOLD)}"]
     labels = [x for x in (d.primary, *d.secondary) if x is not None]
     width = max((len(str(_first_line(x.span))) for x in labels), default=1) + 1
@@ -54,7 +56,8 @@ def render_github(d: Diagnostic) -> str:
         file = _escape(span.source.name).replace(",", "%2C").replace(":", "%3A")
         fields = f" file={file},line={line},col={column},endLine={end_line},endColumn={end_column},title={d.code}"
     text = "\n".join([d.message, *d.notes, *d.helps])
-    return f"::{d.severity.value}{fields}::{_escape(text)}"
+    level = "notice" if d.severity is Severity.NOTE else d.severity.value
+    return f"::{level}{fields}::{_escape(text)}"
 
 
 def to_json(diagnostics: Iterable[Diagnostic], **more: object) -> str:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from attngen.ir.expr import Apply, Expr, Load, Param, walk
+from attngen.ir.expr import Apply, Atom, Expr, Load, Param, walk
 from attngen.ir.forms import Reason
 from attngen.ir.linear import COMPARE, Linear, expr_of, linear_of
 from attngen.ir.types import Type
 from attngen.passes.clauses import MAX_CLAUSES, Draft
 from attngen.passes.facts import Facts, is_positive
 from attngen.passes.nnf import reads_key
+
+#: What is left for terms that no interval says.
+_LISTS = "`block_sparse { q = 128, kv = 128 }` skips the blocks that the values empty"
+ROWS = ("q_idx", "q_pos")
 
 
 def spelled(e: Expr) -> str:
@@ -50,22 +54,23 @@ def _reason(term: Expr, whole: bool, facts: Facts) -> Reason:
 
 
 def _explained(term: Expr, facts: Facts) -> tuple[str, str]:
-    if isinstance(term, Apply) and term.fn in COMPARE and term.args[0].type is Type.FLOAT:
-        return "it compares floats, which no integer bound replaces exactly", "compare ints, `//` in the place of `/`"
     loads = [n for n in walk(term) if isinstance(n, Load) and any(reads_key(i) for i in n.indices)]
     if loads:
-        name, bounds = loads[0].tensor, "give each row its first and last key instead, e.g. `kv_idx >= start[b, q_idx]`"
-        promise = f"declare `{name}` sorted if it never decreases along its last axis, or "
-        may_be_sorted = loads[0].type is Type.INT and name not in facts.sorted
+        return _of_values(loads[0], facts)
+    if isinstance(term, Apply) and term.fn in COMPARE and term.args[0].type is Type.FLOAT:
         return (
-            f"which keys are kept depends on the values of tensor `{name}`",
-            promise + bounds if may_be_sorted else bounds,
+            "it compares floats, which no integer bound replaces exactly",
+            "compare ints: `//` in the place of `/`, an int param in the place of a float, and what a rising function "
+            "is applied to in the place of its value",
         )
     for n in walk(term):
         if not isinstance(n, Apply) or n.type is not Type.INT or not reads_key(n):
             continue
         if n.fn == "mod":
-            return "a remainder of the key repeats along the row", "use `//` where whole blocks are meant"
+            return "a remainder of the key repeats along the row", (
+                "use `//` where whole blocks are meant; where columns of a grid are, bound its rows as well, "
+                "`kv_idx // width`, so that other rows are skipped"
+            )
         if n.fn in ("floordiv", "mul"):
             others = n.args[1:] if n.fn == "floordiv" else n.args
             unsigned = [a for a in others if not reads_key(a) and not is_positive(a, facts)]
@@ -82,7 +87,20 @@ def _explained(term: Expr, facts: Facts) -> tuple[str, str]:
     return "no rule solves it for the key", "write it as bounds on `kv_idx`"
 
 
+def _of_values(load: Load, facts: Facts) -> tuple[str, str]:
+    """Of a term that reads a tensor by the key."""
+    name = load.tensor
+    why = f"which keys are kept depends on the values of tensor `{name}`"
+    if load.type is Type.INT and name not in facts.sorted:
+        return why, f"declare `{name}` sorted if it never decreases along its last axis; otherwise {_LISTS}"
+    if load.type is Type.INT or any(isinstance(n, Atom) and n.name in ROWS for i in load.indices for n in walk(i)):
+        ends = "give each row its first and last key instead, e.g. `kv_idx >= start[b, q_idx]`"
+    else:
+        ends = "where the kept keys are one run, give its ends instead, e.g. `kv_idx < length[b]`"
+    return why, f"{ends}; otherwise {_LISTS}"
+
+
 def _declare(e: Expr) -> str:
     if isinstance(e, Param):
         return f"declare `param {e.name}: int >= 1`"
-    return "use a positive constant, or a param declared `int >= 1`"
+    return f"write `max({spelled(e)}, 1)` if it is never less, or use a positive constant"

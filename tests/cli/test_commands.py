@@ -50,7 +50,7 @@ def test_run_without_a_gpu_says_so(attngen, causal):
 
 def test_run_a_spec_that_no_plan_serves(attngen, tmp_path):
     spec = tmp_path / "x.attn"
-    spec.write_text("attn 1\nattention x {\n  head_dim = 64\n  normalizer = sigmoid\n}\n")
+    spec.write_text("attn 1\nattention x {\n  head_dim = 264\n}\n")
     done = attngen("run", spec, "--seqlen", "40", "--cpu")
     assert done.code == 0 and "CPU reference" in done.out and "not run: plan" in done.err
 

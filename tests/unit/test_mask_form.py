@@ -154,7 +154,7 @@ def test_sorted_tensor_bounds_rows() -> None:
         (K % 2 == Q % 2, "a remainder of the key repeats along the row", "use `//`"),
         (K / 2 < 1.5, "it compares floats", "compare ints"),
         (K + K // C < 3, "the key stands in several terms, `kv_idx` and `kv_idx // size`", "bring it to one term"),
-        (FLAG_K, "depends on the values of tensor `flag`", "first and last key"),
+        (FLAG_K, "depends on the values of tensor `flag`", "give its ends"),
         (K * K < 9, "it is not linear in the key", "bounds on `kv_idx`"),
     ],
 )

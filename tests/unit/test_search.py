@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 from builders import CAUSAL, K, O, Q, S, f, spec, x
@@ -159,13 +160,19 @@ TALL = "attn 1\nattention a {\n  head_dim = 64\n  schedule { tile = 192 x 96 }\n
             128,
             "tile = 100 x 128",
             "sm_90a kernels have no tile 100 x 128",
-            ("tile_m is one of 64, 128, 192, 256; tile_n a multiple of 16 from 32 to 256",),
+            (
+                "tile_m is one of 64, 128, 192, 256; tile_n a multiple of 16 from 32 to 256",
+                "without `tile` these fit: 128x128 with 2 stages, 128x128 with 3 stages, 64x128 with 3 stages",
+            ),
         ),
         (
             128,
             "tile = 256 x 256",
             "no plan fits sm_90a for head dims 128 and 128",
-            ("256x256 was rejected by compute: registers 256 + 32 of 112: S 128, P 64, O 64",),
+            (
+                "256x256 was rejected by compute: registers 256 + 32 of 112: S 128, P 64, O 64",
+                "without `tile` these fit: 128x192 with 2 stages, 128x176 with 2 stages, 128x160 with 2 stages",
+            ),
         ),
         (
             256,
@@ -175,13 +182,18 @@ TALL = "attn 1\nattention a {\n  head_dim = 64\n  schedule { tile = 192 x 96 }\n
                 "64x32 (O in Q) was rejected by memory: smem 289 KB of 227 KB: tile 64x32, stages 8, Q 32 KB",
                 "64x32 was rejected by memory: smem 321 KB of 227 KB: tile 64x32, stages 8, Q 32 KB, O 32 KB",
                 "128x32 (O in Q) was rejected by memory: smem 321 KB of 227 KB: tile 128x32, stages 8, Q 64 KB",
+                "70 candidates were tried and rejected, 50 by compute, 20 by memory; ATTNGEN_LOG=debug lists them",
+                "without `stages` these fit: 128x80 with 2 stages, 128x64 with 2 stages, 128x48 with 2 stages",
             ),
         ),
         (
             64,
             "pingpong = true, tile = 64 x 64",
             "no plan fits sm_90a for head dims 64 and 64",
-            ("64x64 was rejected by schedule: ping-pong takes two consumer warpgroups: tile_m 64 has one",),
+            (
+                "64x64 was rejected by schedule: ping-pong takes two consumer warpgroups: tile_m 64 has one",
+                "without `tile` these fit: 128x64 with 6 stages, 128x80 with 5 stages, 128x48 with 6 stages",
+            ),
         ),
     ],
 )
@@ -190,6 +202,16 @@ def test_e0403_names_the_nearest_candidates(d: int, schedule: str, message: str,
     assert (fault.code, fault.message, fault.notes) == ("E0403", message, notes)
     assert fault.primary is not None and shown(fault) in schedule
     assert fault.helps == ("leave `tile` and `stages` to the planner, or take a smaller tile",)
+
+
+def test_the_tiles_that_fit_do_fit() -> None:
+    """Wishes that only together are too much: all are left out, and what is named can be asked for."""
+    (fault,) = refused(written(256, schedule="stages = 8, pingpong = true, tile = 64 x 256")).diagnostics
+    words = fault.notes[-1]
+    assert words.startswith("without `tile` and `stages` and `pingpong` these fit: ")
+    for tile, stages in re.findall(r"(\d+x\d+) with (\d) stages", words):
+        (p,) = plan(written(256, schedule=f"tile = {tile.replace('x', ' x ')}, stages = {stages}")).plans
+        assert (p.name, p.memory.kv_stages) == (tile, int(stages))
 
 
 # ---- what no kernel serves yet ---------------------------------------------------------------------------------------

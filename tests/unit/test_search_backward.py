@@ -168,13 +168,16 @@ def test_e0402_of_a_deterministic_gradient_that_many_pairs_add_to() -> None:
     assert plan_backward(written(64, 64, SLOPES + DETERMINISTIC), captured=("x",)).deterministic
 
 
-def test_e0403_names_the_last_candidates() -> None:
+def test_e0403_names_the_nearest_candidates_and_all_other_reasons() -> None:
     (fault,) = refused(written(256, 256, SLOPES), captured=("x",))
     assert (fault.code, fault.message) == ("E0403", "no backward plan fits sm_90a for head dims 256 and 256")
-    assert len(fault.notes) == 3 and fault.notes[-1] == (
-        "64x2x64 was rejected by compute: a captured gradient that reads the score: it is with the other warpgroup"
+    assert [n.split(":")[0] for n in fault.notes[:3]] == [
+        f"{tile} was rejected by compute" for tile in ("32x128", "48x128", "64x128")
+    ]
+    assert fault.notes[3:] == (
+        "8 candidates were tried and rejected; "
+        "a captured gradient that reads the score: it is with the other warpgroup",
     )
-    assert fault.notes[0].startswith("48x128 was rejected by compute: registers ")
     assert fault.helps == ("gradients of this spec are computed on CPU tensors",)
     assert shown(fault) == "attention a"
     assert plan_backward(written(256, 256, SLOPES)).plans
