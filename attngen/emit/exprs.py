@@ -36,6 +36,8 @@ boxes layout_boxes layout_peer_k rank sPeerK ticket
 TABLE_THREADS above build_tables counts fill fill_tables middle positions table_words tables wanted
 raw scale has_bit word
 ORDER_WARPS TOLD order order_words place row_tiles rows_q seq_order sequence sequences start_kv start_q total_kv total_q
+raw scale has_bit word loads start address row_of read_pairs read_wide read_apart fetch_score load_word
+half_bf16 half_fp16 instruction kind count frag width first place pair
 """
 #: Words that the generated file defines or that Python and the DSL give a meaning; a name of a spec that is one of them
 #: gets a trailing underscore in the kernel.
@@ -63,7 +65,7 @@ _DSL_TYPES = {Type.BOOL: "Boolean", Type.INT: "Int32", Type.FLOAT: "Float32"}
 NAME_LENGTH = 40
 
 #: Names of the buffers that a backward fills for captured tensors, and of the parts of a score.
-_BUFFER = re.compile(r"d_\w+_(sink|column|row|element)(_\d+)?|(factor|term)_\d+")
+_BUFFER = re.compile(r"d_\w+_(sink|column|row|element)(_\d+)?|(factor|term|load)_\d+")
 
 #: First character of the name of a part of an expression (see straight.py); no spec can write it.
 PART = "%"

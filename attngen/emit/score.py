@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from attngen.emit.exprs import CutePrinter
-from attngen.emit.header import clipped
+from attngen.emit.exprs import CutePrinter, safe_name
+from attngen.emit.header import clipped, spelled
 from attngen.emit.straight import WIDTH, fold, straight_line
 from attngen.ir.expr import Expr, Param
 from attngen.ir.functions import apply
-from attngen.ir.score import SCALE, ScoreForm
-from attngen.ir.types import Type
+from attngen.ir.score import SCALE, ScoreForm, Stream
+from attngen.ir.types import DType, Type
 from attngen.passes.score_form import ONE
 
 #: What leaves room for the rest of the docstring's line.
@@ -37,6 +37,22 @@ class _RowPrinter(CutePrinter):
 
 
 @dataclass(frozen=True)
+class StreamView:
+    """What is read along the keys: its fragment, where a thread's first element stands, an element's place."""
+
+    name: str
+    placer: str
+    title: str
+    words: str
+    rows: str
+    extent: str
+    value: str
+    bindings: tuple[str, ...]
+    row: str
+    start: str
+
+
+@dataclass(frozen=True)
 class ScoreView:
     """What the templates read of a score.
 
@@ -55,12 +71,14 @@ class ScoreView:
     shift_note: str
     result: str
     units: str
+    has_streams: bool
+    streams: tuple[StreamView, ...]
     has_factor: bool
     factor_bindings: tuple[str, ...]
     factor: str
 
 
-NO_SCORE = ScoreView(False, False, (), (), (), "", "", "", "", "", False, (), "")
+NO_SCORE = ScoreView(False, False, (), (), (), "", "", "", "", "", False, (), False, (), "")
 
 
 def spell_score(printer: CutePrinter, form: ScoreForm, *, whole: bool = False) -> ScoreView:
@@ -89,6 +107,9 @@ def spell_score(printer: CutePrinter, form: ScoreForm, *, whole: bool = False) -
     inside = [n for n, _ in named if whole or n != "shift"]
     if inside:
         bindings = (f"({inside[0]},) = row" if len(inside) == 1 else f"{', '.join(inside)} = row", *bindings)
+    if form.streams:
+        kinds = ("Int32" if s.dtype is DType.I32 else "Float32" for s in form.streams)
+        bindings = (*(f"load_{k} = {kind}(loads[{k}])" for k, kind in enumerate(kinds)), *bindings)
     value, words = _sum(form, factors, texts, whole)
     if form.terms and len(value) > WIDTH:
         names = [f"term_{k}" for k in range(len(texts))]
@@ -109,10 +130,42 @@ def spell_score(printer: CutePrinter, form: ScoreForm, *, whole: bool = False) -
         result=("over `score_factor`" if form.factor is not None else f"in {'natural' if natural else 'log2'} units")
         + (", less `w.shift` of its row" if apart else ""),
         units="self.score_factor(p, b, h)" if lead else f"Float32({'LOG2E' if natural else '1.0'})",
+        has_streams=bool(form.streams),
+        streams=tuple(_stream(rows, k, s) for k, s in enumerate(form.streams)),
         has_factor=form.factor is not None,
         factor_bindings=factor_bindings,
         factor="".join(factor),
     )
+
+
+def _stream(printer: CutePrinter, number: int, s: Stream) -> StreamView:
+    bindings, (*leading, start) = straight_line(printer, [*s.indices, s.start], _ROW["kv"])
+    name = safe_name(s.tensor)
+    if not any(line.startswith(f"{name} = ") for line in bindings):
+        bindings = (*bindings, f"{name} = p.{name}")
+    kind, name_here = _KINDS[s.dtype], f"load_{number}"
+    if s.dtype.bits == 32:
+        words, value = 4, f"w.{name_here}[2 * j + e{' + r * (self.tile_n // 4)' if s.by_row else ''}]"
+    else:
+        words, value = 8, f"half_{s.dtype.value}(w.{name_here}[j{' + r * (self.tile_n // 8)' if s.by_row else ''}], e)"
+    return StreamView(
+        name=name_here,
+        placer=f"place_{number}",
+        title=clipped(f"{s.tensor}[{', '.join([*map(spelled, s.indices), 'key'])}]", FORMULA_WIDTH),
+        words=kind if s.dtype.bits == 32 else "Int32",
+        rows="2" if s.by_row else "1",
+        extent=f"{'2 * ' if s.by_row else ''}self.tile_n // {words}",
+        value=value,
+        bindings=bindings,
+        row=f"row_of({', '.join([name, *leading])})",
+        start=start,
+    )
+
+
+#: Element types.
+_KINDS = {
+    DType.F32: "Float32", DType.I32: "Int32", DType.BF16: "cutlass.BFloat16", DType.FP16: "cutlass.Float16"
+}  # fmt: skip
 
 
 def _log2(e: Expr) -> Expr:

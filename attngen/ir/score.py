@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from attngen.ir.base import Node
-from attngen.ir.expr import Expr, Param
-from attngen.ir.types import Type
+from attngen.ir.expr import Expr, Param, atoms_of
+from attngen.ir.types import DType, Type
 
 #: Names that a form reads beside the spec's, as params that no spec can write: `%name`.
 #: First of a thread's keys in a tile (forward) or of its queries (backward), and the distance of an element from it:
@@ -17,6 +17,27 @@ COLUMN = Param(type=Type.INT, name="%column")
 #: An element of Q K^T, and the factor that makes it `s`.
 RAW = Param(type=Type.FLOAT, name="%raw")
 SCALE = Param(type=Type.FLOAT, name="%softmax_scale")
+
+
+#: Name of what stream k holds for an element.
+LOAD = "%load_{}"
+
+
+class Stream(Node):
+    """A captured tensor that the columns of a tile read one after the other: element `start + column` of a row of it.
+
+    Values read it as the param `%load_k`. `start` and the indices before the last are the same for all columns.
+    """
+
+    tensor: str
+    dtype: DType
+    indices: tuple[Expr, ...]
+    start: Expr
+
+    @property
+    def by_row(self) -> bool:
+        """Rows of a tile read different elements."""
+        return any(not atoms_of(i).isdisjoint(("q_idx", "q_pos")) for i in (*self.indices, self.start))
 
 
 class ScoreTerm(Node):
@@ -44,6 +65,8 @@ class ScoreForm(Node):
     slope: Expr | None
     shift: Expr | None
     terms: tuple[ScoreTerm, ...] = ()
+    #: Elements asked for while Q K^T is being computed, two at a time.
+    streams: tuple[Stream, ...] = ()
     #: Positive: a maximum over the columns may be taken before it multiplies.
     factor: Expr | None = None
 

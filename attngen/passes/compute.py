@@ -8,7 +8,7 @@ from attngen.ir.base import Node
 from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, atoms_of, walk
 from attngen.ir.forms import MaskForm
 from attngen.ir.plan import ComputePlan, Rescale
-from attngen.ir.score import COLUMN, KV_0, RAW, SCALE, ScoreForm
+from attngen.ir.score import COLUMN, KV_0, LOAD, RAW, SCALE, ScoreForm
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Normalizer, Type
 from attngen.passes.base import Reject
@@ -83,6 +83,7 @@ def expression_registers(exprs: Iterable[Expr], candidate: Candidate) -> int:
     if not exprs:
         return 0
     captured = {n for e in exprs for n in walk(e) if isinstance(n, Load | Param)} - {RAW, SCALE, COLUMN, KV_0}
+    captured = {n for n in captured if not _is_stream(n)}
     loads = {n for n in captured if isinstance(n, Load) and "kv_idx" in atoms_of(n)}
     if not candidate.hoisting:
         return COORDINATE_REGISTERS
@@ -118,7 +119,18 @@ def _places(e: Expr) -> bool:
 
 
 def _captured(e: Expr) -> list[Expr]:
-    return [n for n in walk(e) if isinstance(n, Load | Param) and n not in (RAW, SCALE)]
+    return [n for n in walk(e) if isinstance(n, Load | Param) and n not in (RAW, SCALE) and not _is_stream(n)]
+
+
+def _is_stream(e: Expr) -> bool:
+    return isinstance(e, Param) and e.name.startswith(LOAD.format(""))
+
+
+def stream_registers(form: ScoreForm, candidate: Candidate) -> int:
+    """What is asked for while Q K^T runs: tile_n / 4 columns, of two rows where they differ; halves lie in pairs."""
+    columns = candidate.tile_n // 4
+    held = sum(columns * (1 + s.by_row) // (1 if s.dtype.bits == 32 else 2) for s in form.streams)
+    return held + (COORDINATE_REGISTERS if form.streams else 0)
 
 
 def walk_registers(form: MaskForm) -> int:
@@ -141,7 +153,7 @@ def plan_compute(spec: AttentionSpec, form: MaskForm, candidate: Candidate) -> C
         elementwise += [t.value for t in split.terms if _places(t.value)]
     expressions = expression_registers(elementwise, candidate) + walk_registers(form)
     if score:
-        expressions += row_registers(split)
+        expressions += row_registers(split) + stream_registers(split, candidate)
     registers = fragment_registers(candidate, spec.head_dim_v, expressions)
     limit = sm90.REGISTERS[candidate.warpgroups][1]
     if registers + sm90.REGISTER_OVERHEAD > limit:

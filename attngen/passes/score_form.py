@@ -14,12 +14,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal
 
-from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, atoms_of, const, params_of
+from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, atoms_of, const, params_of, rewrite, substitute
 from attngen.ir.functions import STEPS, apply
 from attngen.ir.linear import KV_IDX, Q_IDX, Linear, expr_of, linear_of
-from attngen.ir.score import COLUMN, KV_0, Q_0, RAW, SCALE, ScoreForm, ScoreTerm
+from attngen.ir.score import COLUMN, KV_0, LOAD, Q_0, RAW, SCALE, ScoreForm, ScoreTerm, Stream
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.types import Type
+from attngen.ir.types import DType, Type
 
 ONE, S = const(1.0), Atom(type=Type.FLOAT, name="s")
 #: Keeps a factor positive where a param is zero: zero times the -inf of a dropped pair is NaN.
@@ -44,7 +44,8 @@ class _Split:
 
     def still(self, e: Expr) -> bool:
         """The same for every column of a tile."""
-        return not (atoms_of(e) & (_MOVING[self.axis] | {"s"}) or {COLUMN.name, RAW.name} & params_of(e))
+        moving = any(n in (COLUMN.name, RAW.name) or n.startswith(LOAD.format("")) for n in params_of(e))
+        return not (moving or atoms_of(e) & (_MOVING[self.axis] | {"s"}))
 
     def form(self, score: Expr) -> ScoreForm:
         parts = self.parts_of(score)
@@ -55,7 +56,26 @@ class _Split:
             factor, x = self.taken_out(f, x)
             parts = {x: f if factor is None else ONE}
         terms = tuple(ScoreTerm(factor=f, value=self.applied(x, stepped=False)) for x, f in parts.items())
-        return ScoreForm(axis=self.axis, scale=scale, slope=slope, shift=shift, terms=terms, factor=factor)
+        streams: dict[Stream, Param] = {}
+        if self.axis == "kv":
+            terms = tuple(t.replace(value=self.streamed(t.value, streams)) for t in terms)
+        return ScoreForm(
+            axis=self.axis, scale=scale, slope=slope, shift=shift, terms=terms, streams=tuple(streams), factor=factor
+        )
+
+    def streamed(self, value: Expr, streams: dict[Stream, Param]) -> Expr:
+        """`value` with loads along the columns as params; notes each in `streams`."""
+
+        def named(e: Expr) -> Expr:
+            if not isinstance(e, Load) or e.dtype is DType.BOOL or not e.indices:
+                return e
+            split = self.at_first(e.indices[-1])
+            if split is None or split[1] != 1 or not all(map(self.still, e.indices[:-1])):
+                return e
+            found = Stream(tensor=e.tensor, dtype=e.dtype, indices=e.indices[:-1], start=split[0])
+            return streams.setdefault(found, Param(type=e.type, name=LOAD.format(len(streams))))
+
+        return rewrite(value, named)
 
     def parts_of(self, e: Expr) -> dict[Expr, Expr]:
         """`sum_of`, each value once: value -> factor."""
@@ -187,17 +207,22 @@ def _inverse(e: Expr) -> Expr:
 
 
 def score_of(form: ScoreForm) -> Expr:
-    """The score that a form says, over `raw * softmax_scale` and the index: for tests, and for readers."""
+    """The score that a form says, over `raw * softmax_scale` and the column: for tests, and for readers."""
+    loads: dict[str, Expr] = {
+        LOAD.format(k): Load(
+            type=s.dtype.type, tensor=s.tensor, dtype=s.dtype, indices=(*s.indices, apply("add", s.start, COLUMN))
+        )
+        for k, s in enumerate(form.streams)
+    }
+    terms = [(t.factor, substitute(t.value, loads)) for t in form.terms]
     total: Expr = const(0.0)
     for factor, value in (
         (form.scale, apply("mul", RAW, SCALE)),
         (form.slope, apply("float", COLUMN)),
-        *((t.factor, t.value) for t in form.terms),
+        *terms,
     ):
         if factor is not None:
             total = apply("add", total, apply("mul", factor, value))
     if form.factor is not None:
         total = apply("mul", form.factor, total)
-    if form.shift is not None:
-        total = apply("add", total, form.shift)
-    return total
+    return total if form.shift is None else apply("add", total, form.shift)
