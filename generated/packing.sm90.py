@@ -55,7 +55,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0e36a0a04680916081cafd12260357a86ee4407e18ddcaaf30350e9f81befdd4",
-    "body_sha256": "a5ac18f62c66dd3958cc822a1fba948e748e326beb79f50c78e650bcc26c3d84",
+    "body_sha256": "7383ee67b4705580723f390c9b96523998312888ee3160de2b7c71fcee70114a",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -284,7 +284,7 @@ class AttentionForward:
         tile_counter: cute.Tensor,
         softmax_scale: Float32,
         workers: Int32,
-        start: cute.Tensor,
+        start_: cute.Tensor,
         stream: cuda.CUstream,
     ):
         """TMA descriptors, shared-memory layouts, grid. Shapes and units: the module's docstring."""
@@ -335,7 +335,7 @@ class AttentionForward:
         kernel(
             tma_q, tma_mQ, tma_k, tma_mK, tma_v, tma_mV, tma_o, tma_mO, lse, tile_counter, mma_qk, mma_pv,
             layout_q, layout_k, layout_v, layout_o, softmax_scale, m_blocks, group_heads,
-            start,
+            start_,
         ).launch(
             grid=[cutlass.min(m_blocks * heads, workers), 1, 1],
             block=[self.threads, 1, 1],
@@ -377,7 +377,7 @@ class AttentionForward:
         softmax_scale: Float32,
         m_blocks: Int32,
         group_heads: Int32,
-        start: cute.Tensor,
+        start_: cute.Tensor,
     ):
         """Place the buffers, initialise the mbarriers, send every warp to its role."""
         tidx, _, _ = cute.arch.thread_idx()
@@ -398,7 +398,7 @@ class AttentionForward:
             group_heads=group_heads,
             softmax_scale=softmax_scale,
             mLSE=mLSE,
-            start=start,
+            start_=start_,
         )
         storage = SmemAllocator().allocate(self.shared_storage)
         sQ = storage.sQ.get_tensor(layout_q.outer, swizzle=layout_q.inner)
@@ -464,11 +464,11 @@ class AttentionForward:
         tile_n = self.tile_n
         seqlen_q = p.seqlen_q
         seqlen_kv = p.seqlen_kv
-        start = p.start
+        start_ = p.start_
         part_1 = q_lo + seqlen_kv - seqlen_q
         part_2 = q_hi + seqlen_kv - seqlen_q
-        lower_min = cutlass.min(cutlass.max(at(start, b, part_1), 0), seqlen_kv)
-        lower_max = cutlass.min(cutlass.max(at(start, b, part_2), 0), seqlen_kv)
+        lower_min = cutlass.min(cutlass.max(at(start_, b, part_1), 0), seqlen_kv)
+        lower_max = cutlass.min(cutlass.max(at(start_, b, part_2), 0), seqlen_kv)
         upper_min = cutlass.max(part_1 + 1, 0)
         upper_max = cutlass.min(cutlass.max(part_2 + 1, 0), seqlen_kv)
         n_min, full_min = lower_min // tile_n, cute.ceil_div(lower_max, tile_n)
@@ -812,9 +812,9 @@ class AttentionForward:
     def row_limits(self, p, b, h, q_idx):
         """Per clause, the keys [lower, upper) that row q_idx keeps."""
         q_pos = q_idx + p.seqlen_kv - p.seqlen_q
-        start = p.start
+        start_ = p.start_
         return (
-            (cutlass.max(at(start, b, q_pos), 0), q_pos + 1),
+            (cutlass.max(at(start_, b, q_pos), 0), q_pos + 1),
         )
 
     def apply_mask(self, w, n_block):
@@ -886,7 +886,7 @@ class AttentionForward:
 def compile_plan(index=0, options=""):
     """Compile PLANS[index] for sm_90a; no GPU is needed. Returns a TVM-FFI function of torch tensors,
 
-        f(q, k, v, o, lse, tile_counter, softmax_scale, workers, start)
+        f(q, k, v, o, lse, tile_counter, softmax_scale, workers, start_)
 
     that launches on torch's current stream. `tile_counter`: int32 [1], zero, one for each launch in flight (it is left
     zero). `workers`: at most this many CTAs, normally the number of SMs.
@@ -929,7 +929,7 @@ TOLERANCE = 1e-2  # P and O are rounded to 16 bits, which costs about 3e-3
 
 def reference(
     torch, q, k, v, softmax_scale,
-    start,
+    start_,
     *,
     share_only=False,
 ):
@@ -952,7 +952,7 @@ def reference(
 
     b, h, q_idx, kv_idx = index(batch, 3), index(heads_q, 2), index(seqlen_q, 1), index(seqlen_kv, 0)
     h_kv, q_pos = h // (heads_q // heads_kv), q_idx + seqlen_kv - seqlen_q
-    keep = as_tensor((kv_idx <= q_pos) & (kv_idx >= take(start, b, q_pos)))
+    keep = as_tensor((kv_idx <= q_pos) & (kv_idx >= take(start_, b, q_pos)))
     share = (keep.sum() / keep.numel()).item()
     if share_only:
         return share
