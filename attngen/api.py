@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from attngen.ir.tuned import Tuned
     from attngen.jit.composed import Composed
     from attngen.jit.kernel import Attention
+    from attngen.jit.selected import SelectedAttention
     from attngen.jit.several import SeveralAttention
     from attngen.jit.unserved import ReferenceAttention
 
-    AnyAttention = Attention | Composed | SeveralAttention | ReferenceAttention
+    AnyAttention = Attention | Composed | SelectedAttention | SeveralAttention | ReferenceAttention
 
 log = logging.getLogger("attngen")
 SpecLike = AttentionSpec | str | os.PathLike[str]
@@ -325,6 +326,7 @@ def _callable(
     """
     from attngen.jit.kernel import portable_json
     from attngen.passes.parts import is_composed, kernel_spec, parts
+    from attngen.passes.selected import is_selected
     from attngen.passes.serves import why_not
 
     reasons = why_not(spec, target)
@@ -339,6 +341,10 @@ def _callable(
         from attngen.jit.unserved import ReferenceAttention
 
         return ReferenceAttention(spec, target, reasons, recipe)
+    if is_selected(spec):
+        from attngen.jit.selected import SelectedAttention
+
+        return SelectedAttention(spec, _attention(kernel_spec(spec), target, cache, progress), recipe)
     whole = kernel_spec(spec)
     if whole is spec and not is_composed(spec):
         return _attention(spec, target, cache, progress)

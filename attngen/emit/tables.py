@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from attngen.emit.exprs import CutePrinter, safe_name
 from attngen.emit.header import clipped, spelled
-from attngen.emit.straight import straight_line
+from attngen.emit.straight import fold, straight_line
 from attngen.ir.tables import AXES, Table
 from attngen.passes.facts import Facts
 from attngen.passes.lookups import wide_sum
@@ -60,13 +60,13 @@ def _spelled(printer: CutePrinter, t: Table, facts: Facts) -> TableView:
     if total is not None:
         terms = zip(total.terms.values(), values, strict=True)
         summands = [*(_product(c, x) for c, x in terms), *([str(total.const)] if total.const else [])]
-        value = " + ".join(summands).replace(" + -", " - ")
+        value = fold(" + ".join(summands).replace(" + -", " - "))
     printer.used.add("at")
     tensor = safe_name(t.tensor)
     return TableView(
         name=name,
         shape=", ".join(t.dims) + ("," if len(t.dims) == 1 else ""),
-        note=clipped(describe(t), 90),
+        note=clipped(describe(t), 92 - len(name)),
         title=t.name,
         fill=f"fill_{name}",
         coords=_coords(t.dims),

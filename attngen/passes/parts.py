@@ -17,6 +17,7 @@ from attngen.diag.span import Span
 from attngen.ir.expr import Atom, Expr, atom, params_of, tensors_of
 from attngen.ir.spec import AttentionSpec, TensorDecl
 from attngen.ir.types import Layout
+from attngen.passes.selected import is_selected, selected_spec
 
 #: The part of a spec with segments that reads the call's own k and v, unless a segment has that name.
 MAIN = "main"
@@ -38,8 +39,10 @@ def is_composed(spec: AttentionSpec) -> bool:
 def kernel_spec(spec: AttentionSpec) -> AttentionSpec:
     """`spec` as its kernel sees it: q, k and v are tensors of their own, with any strides. Its doc says what they are.
 
-    A spec that takes them so already is returned as it is.
+    A spec that takes them so already is returned as it is. Listed keys are gathered: `passes.selected`.
     """
+    if is_selected(spec):
+        return selected_spec(spec)
     changes: dict[str, object] = {}
     notes: list[str] = []
     if spec.layout is Layout.PACKED_QKV:

@@ -10,6 +10,7 @@ from attngen.diag.span import Span
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout, Normalizer
 from attngen.passes.parts import Part, gaps, is_composed, parts, pick
+from attngen.passes.selected import is_selected, selected_spec
 from attngen.targets import sm90
 
 #: What is left to do with a valid spec that no kernel serves.
@@ -39,7 +40,9 @@ def why_not(spec: AttentionSpec, target: str) -> tuple[Diagnostic, ...]:
             ),
         )
     found = chain(_gaps(spec), _of_ragged(spec))
-    if is_composed(spec):
+    if is_selected(spec):
+        found = chain(_of_lists(spec), () if spec.branches or spec.segments else _gaps(selected_spec(spec)))
+    elif is_composed(spec):
         found = chain(gaps(spec), _of_ragged(spec), _of_views(spec), *(_gaps(p.spec) for p in parts(spec)))
     return tuple(
         Diagnostic(
@@ -127,3 +130,15 @@ def _of_views(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
             spec.span,
             "start it at a multiple of 8, where TMA can: 16 bytes",
         )
+
+
+def _of_lists(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
+    """Of lists of single keys or for single rows."""
+    span = spec.block_sparse.span if spec.block_sparse is not None else None
+    what = "lists of single keys or for single rows"
+    if spec.branches or spec.segments:
+        yield f"{what} with {'branches' if spec.branches else 'KV segments'}", span, "use blocks of both, 64 x 64 say"
+    if spec.layout not in (Layout.BSHD, Layout.BHSD):
+        yield f"{what} in layout {spec.layout}", spec.span or span, "use layout = bshd or bhsd"
+    if spec.v_view_start is not None:
+        yield f"{what} with V as a view of K", spec.span or span, "pass v: a slice of k, gathered beside it"

@@ -1,0 +1,253 @@
+"""Attention over listed keys: K and V are gathered by lists, for each block of rows or each row; see `passes.selected`.
+
+The gather, its gradient and the views around the kernel are torch's; the kernel is one of the usual kind, whose batch
+entries are blocks of rows. Memory: the gathered K and V, blocks_q * keys of a list * heads_kv * (D + Dv) elements a
+batch entry, and as much for their gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from attngen.diag.diagnostic import AttnError, error
+from attngen.ir.spec import AttentionSpec
+from attngen.ir.types import Layout
+from attngen.jit.composed import Recipe
+from attngen.jit.kernel import Attention
+from attngen.jit.named import broadcast
+from attngen.jit.shapes import Sizes, sizes_of
+from attngen.passes.selected import BLOCKS, SELECTED, SIZES, packs_heads
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """A call of the kernel behind a call on lists, all in bshd, and the way back."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    named: dict[str, Any]
+    sizes: Sizes
+    rows: int
+    packed: bool
+
+    def o(self, o: Tensor) -> Tensor:
+        """O of the call (batch, seqlen_q, heads_q, Dv) from that of the kernel."""
+        b, hq, sq = self.sizes["batch"], self.sizes["heads_q"], self.sizes["seqlen_q"]
+        if self.packed:
+            _, r, hkv, d = o.shape
+            group = hq // max(hkv, 1)
+            o = o.view(o.shape[0], r // max(group, 1), group, hkv, d).transpose(2, 3)
+        return o.reshape(b, -1, hq, o.shape[-1])[:, :sq]
+
+    def lse(self, lse: Tensor) -> Tensor:
+        """LSE of the call (batch, heads_q, seqlen_q) from that of the kernel."""
+        b, hq, sq = self.sizes["batch"], self.sizes["heads_q"], self.sizes["seqlen_q"]
+        hkv = self.sizes["heads_kv"]
+        if self.packed:
+            parted = lse.view(b, -1, hkv, self.rows, hq // max(hkv, 1)).permute(0, 2, 4, 1, 3)
+        else:
+            parted = lse.view(b, -1, hq, self.rows).transpose(1, 2)
+        return parted.reshape(b, hq, -1)[..., :sq]
+
+
+def gathered(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, lists: Tensor, named: dict[str, Any]) -> Gathered:
+    """The call of `selected_spec(spec)` that a call on bshd tensors is, `spec` in that layout. `named`: params and
+    captured tensors.
+    """
+    sparse = spec.block_sparse
+    assert sparse is not None
+    sizes = sizes_of(spec, q, k)
+    b, sq, skv, hq, hkv = (sizes[n] for n in ("batch", "seqlen_q", "seqlen_kv", "heads_q", "heads_kv"))
+    rows, blocks, group = sparse.q, -(-sq // sparse.q), hq // max(hkv, 1)
+    keys = selected_keys(lists, sparse.kv, skv).expand(b, hkv, -1, -1)
+    by_block = keys.transpose(1, 2)  # (batch, blocks, heads_kv, keys)
+    # contiguous, or what is gathered lies in memory as the index does
+    index = by_block.transpose(2, 3).clamp(max=max(skv - 1, 0)).contiguous()
+    deterministic = spec.backward.deterministic
+    ks, vs = (_gather(x, index, deterministic).flatten(0, 1) for x in (k, v))
+    q = torch.nn.functional.pad(q, (0, 0, 0, 0, 0, blocks * rows - sq)) if blocks * rows != sq else q
+    packed = packs_heads(spec)
+    if packed:
+        qs = q.reshape(b, blocks, rows, hkv, group, -1).transpose(3, 4).reshape(b * blocks, rows * group, hkv, -1)
+    else:
+        qs = q.reshape(b * blocks, rows, hq, q.shape[-1])
+    known = dict(zip(SIZES, (blocks, sq, skv, group), strict=True))
+    decls = {t.name: t for t in spec.tensors}
+    wide = {n: broadcast(x, decls[n], sizes) if n in decls else x for n, x in named.items()}
+    selected = by_block.flatten(0, 1).to(torch.int32).contiguous()
+    return Gathered(qs, ks, vs, {**wide, **known, SELECTED: selected}, sizes, rows, packed)
+
+
+def selected_keys(lists: Tensor, size: int, seqlen_kv: int) -> Tensor:
+    """Keys of listed blocks of `size` keys, ascending, each once; seqlen_kv where a list holds nothing more.
+
+    Shapes: lists (…, n) to (…, n * size). Numbers outside the keys count as nothing. No wait for the GPU.
+    """
+    keys = lists.long()
+    if size > 1:
+        inside = (keys >= 0).unsqueeze(-1)
+        keys = torch.where(inside, keys.unsqueeze(-1) * size + torch.arange(size, device=lists.device), -1).flatten(-2)
+    keys = torch.where((keys < 0) | (keys >= seqlen_kv), seqlen_kv, keys).sort(-1).values
+    again = keys[..., 1:] == keys[..., :-1]
+    keys = torch.cat((keys[..., :1], torch.where(again, seqlen_kv, keys[..., 1:])), -1)
+    return keys.sort(-1).values
+
+
+def _gather(x: Tensor, index: Tensor, deterministic: bool) -> Tensor:
+    """x (batch, seqlen, heads, D) at index (batch, blocks, n, heads): (batch, blocks, n, heads, D)."""
+    found: Tensor = _Gather.apply(x, index, deterministic)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _places(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    batch = torch.arange(x.shape[0], device=x.device).view(-1, 1, 1, 1)
+    heads = torch.arange(x.shape[2], device=x.device).view(1, 1, 1, -1)
+    return batch, index, heads
+
+
+class _Gather(torch.autograd.Function):
+    """Rows by index; the gradient adds them up in fp32 and rounds once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, deterministic: bool) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.x = x.shape, x.dtype, deterministic
+        return x[_places(x, index)]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (index,) = ctx.saved_tensors
+        shape, dtype, deterministic = ctx.x
+        total = torch.zeros(shape, dtype=torch.promote_types(dtype, torch.float32), device=grad.device)
+        batch, rows, heads = _places(total, index)
+        if deterministic or torch.are_deterministic_algorithms_enabled():
+            total.index_put_((batch, rows, heads), grad.to(total.dtype), accumulate=True)  # sorts first
+        else:
+            flat = ((batch * shape[1] + rows) * shape[2] + heads).flatten()
+            total.view(-1, shape[3]).index_add_(0, flat, grad.reshape(-1, shape[3]).to(total.dtype))
+        return total.to(dtype), None, None
+
+
+class SelectedAttention:
+    """Attention over listed keys, as `block_sparse { q = …, kv = …, lists = given }` says it where q or kv is 1.
+
+    `attn(q, k, v, blocks=lists, **keywords)` takes the other arguments of `Attention`, `out` and `lse` apart.
+    `blocks`: int32 or int64 (batch or 1, heads_kv or 1, blocks_q, n): for each block of q rows the numbers of the
+    blocks of kv keys that it sees, in any order; -1 fills a list up. A number outside the keys counts as none, one that
+    stands twice as one; with `check=True` both are errors. A row attends to the listed keys that the mask keeps.
+    Memory: K and V gathered by block of rows, and their gradients: blocks_q * n * kv * heads_kv * (D + Dv) elements.
+    Gradients: of q, k, v and tensors declared `grad`; dK and dV of a key add up over the lists that hold it, in fp32,
+    in a fixed order where the spec is deterministic.
+    Raises: AttnError as `Attention`; E0604, E0606, E0607 (blocks), E0628 (with `check`).
+    """
+
+    def __init__(self, spec: AttentionSpec, inner: Attention, recipe: Recipe) -> None:
+        self.spec = spec
+        self.inner = inner
+        self._recipe = recipe
+        self._bhsd = spec.layout is Layout.BHSD
+        self._plain = spec.replace(layout=Layout.BSHD) if self._bhsd else spec
+
+    @property
+    def kernels(self) -> tuple[Attention, ...]:
+        """The Attention over gathered keys."""
+        return (self.inner,)
+
+    def explain(self) -> str:
+        """What was planned for the gathered keys, as `attngen explain` prints it."""
+        return self.inner.explain()
+
+    def compile(self, device: int | None = None, *, backward: bool | Sequence[str] = False) -> SelectedAttention:
+        """As `Attention.compile`."""
+        self.inner.compile(device, backward=backward)
+        return self
+
+    def __repr__(self) -> str:
+        return f"<attngen.SelectedAttention {self.spec.name} {self.inner!r}>"
+
+    def __reduce__(self) -> Recipe:
+        return self._recipe
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SelectedAttention:
+        return self  # as an Attention
+
+    def __call__(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        blocks: Any = None,
+        return_lse: bool = False,
+        scale: float | None = None,
+        check: bool = False,
+        **named: Any,
+    ) -> Any:
+        """See the class."""
+        if self._bhsd:
+            q, k, v = (x.transpose(1, 2) if isinstance(x, Tensor) and x.ndim == 4 else x for x in (q, k, v))
+        self._fits(q, k, v, blocks, check)
+        call = gathered(self._plain, q, k, v, blocks, named)
+        found = self.inner(call.q, call.k, call.v, return_lse=return_lse, scale=scale, check=check, **call.named)
+        o = call.o(found[0] if return_lse else found)
+        o = (o.transpose(1, 2) if self._bhsd else o).contiguous()
+        return (o, call.lse(found[1]).contiguous()) if return_lse else o
+
+    def _fits(self, q: Any, k: Any, v: Any, blocks: Any, check: bool) -> None:
+        """E0604, E0606 and E0607 for what the gather needs."""
+        spec, sparse = self.spec, self.spec.block_sparse
+        assert sparse is not None
+        for name, x in (("q", q), ("k", k), ("v", v), (BLOCKS, blocks)):
+            if not isinstance(x, Tensor):
+                helps = "pass q, k and v as tensors" if name != BLOCKS else f"pass {BLOCKS}=, see attngen.build"
+                raise error("E0604", f"`{name}` must be a torch tensor, found {type(x).__name__}", helps=(helps,))
+            if x.ndim != 4:
+                raise error(
+                    "E0607", f"`{name}` has {x.ndim} axes {tuple(x.shape)}, `{spec.name}` needs 4", helps=("reshape",)
+                )
+        if blocks.dtype not in (torch.int32, torch.int64):
+            raise error(
+                "E0606",
+                f"`{BLOCKS}` is {blocks.dtype}; lists of blocks of {sparse.q} x {sparse.kv} are int32 or int64",
+                notes=("a list holds the numbers of the blocks of keys that a block of rows sees",),
+                helps=("of a bool map m: m.int().argsort(-1, descending=True), filled up with -1",),
+            )
+        (b, sq, hq, _), (bk, skv, hkv, _) = q.shape, k.shape
+        if bk != b or v.shape[:3] != k.shape[:3] or (hkv == 0 and hq) or (hkv and hq % hkv):
+            raise error(
+                "E0607",
+                f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit together (bshd)",
+                helps=("give them one batch, k and v one length, and q a multiple of k's heads",),
+            )
+        want = (b, hkv, -(-sq // sparse.q))
+        if any(n not in (m, 1) for n, m in zip(blocks.shape[:2], want, strict=False)) or blocks.shape[2] != want[2]:
+            raise error(
+                "E0607",
+                f"`{BLOCKS}` has the shape {tuple(blocks.shape)}, this call needs ({b} or 1, {hkv} or 1, {want[2]}, n)",
+                notes=(f"a list for each block of {sparse.q} rows of each KV head",),
+                helps=("give one list for each block of rows; -1 fills a short one up",),
+            )
+        if check:
+            _listed_well(blocks, -(-skv // sparse.kv))
+
+
+def _listed_well(blocks: Tensor, count: int) -> None:
+    """E0628 for numbers outside 0..count - 1 other than -1, and for those that stand twice in a list."""
+    outside = (blocks < -1) | (blocks >= count)
+    if bool(outside.any()):
+        raise _bad(f"holds {int(blocks[outside][0])}; there are blocks 0 to {count - 1}, and -1 fills a list up")
+    ordered = blocks.sort(-1).values
+    twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
+    if bool(twice.any()):
+        raise _bad(f"holds {int(ordered[..., 1:][twice][0])} twice in one list")
+
+
+def _bad(what: str) -> AttnError:
+    return error("E0628", f"`{BLOCKS}` {what}", helps=("without check=True it counts as not there, or as one",))
