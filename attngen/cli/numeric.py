@@ -59,11 +59,14 @@ def verify_spec(
     import torch
 
     from attngen import samples
+    from attngen.passes.selected import BLOCKS, is_selected
     from attngen.ref import dense
 
     case = f"{shape.seqlen_q}x{shape.seqlen_kv}"
     q, k, v = samples.qkv(spec, shape, seed=seed)
     arguments: dict[str, Any] = {"params": dict(params), "tensors": samples.tensors(spec, shape, seed=seed)}
+    if is_selected(spec) and BLOCKS in arguments["tensors"]:  # a list is one for all query heads
+        arguments["tensors"][BLOCKS] = arguments["tensors"][BLOCKS][:, :1]
     more: dict[str, Any] = {"segments": samples.segments(spec, shape, seed=seed)} if spec.segments else {}
     exact = dense.attention(spec, q, k, v, **arguments, **more)
     outcomes = [_blockwise(spec, case, exact, (q, k, v), arguments | more)]
@@ -128,6 +131,7 @@ def _plans(
     more: dict[str, Any],
 ) -> list[Outcome]:
     """Every plan; of a spec of several kernels, the first plans of all parts together, then the second ones, …"""
+    from attngen.passes.selected import is_selected
     from attngen.passes.serves import served_parts
     from attngen.ref import interp
     from attngen.ref.together import together
@@ -138,6 +142,9 @@ def _plans(
     except AttnError as fault:
         return [Outcome("plan", case, skipped=_why(fault))]
     q, k, v = (_double(x) for x in qkv)
+    if is_selected(spec):
+        ((_, plans),) = found
+        return [_by_lists(spec, p, plans.spec, case, exact, (q, k, v), arguments) for p in plans.plans]
     segments = {n: (_double(a), _double(b)) for n, (a, b) in more.get("segments", {}).items()}
     if spec.v_view_start is not None:
         first = k[0] if spec.branches else k
@@ -159,6 +166,31 @@ def _plans(
     return outcomes
 
 
+def _by_lists(
+    spec: AttentionSpec,
+    p: Any,
+    inner: AttentionSpec,
+    case: str,
+    exact: Any,
+    qkv: tuple[Any, Any, Any],
+    arguments: dict[str, Any],
+) -> Outcome:
+    """A plan over K and V that were gathered by lists, those of the map that the dense meaning reads."""
+    from attngen.ir.types import Layout
+    from attngen.jit.selected import gathered, lists_of
+    from attngen.passes.selected import BLOCKS
+    from attngen.ref import interp
+
+    tensors = dict(arguments["tensors"])
+    if BLOCKS not in tensors:
+        return Outcome(f"plan {p.name}", case, skipped="the lists of keys are the caller's")
+    lists = lists_of(tensors.pop(BLOCKS))
+    call = gathered(spec.replace(layout=Layout.BSHD), *qkv, lists, {**arguments["params"], **tensors})
+    params, own = ({d.name: call.named[d.name] for d in decls} for decls in (inner.params, inner.tensors))
+    result = interp.run(p, inner, call.q, call.k, call.v, params=params, tensors=own)
+    return _outcome(f"plan {p.name}", case, call.o(result[0]), call.lse(result[1]), exact)
+
+
 def _kernel(
     spec: AttentionSpec,
     target: str,
@@ -170,6 +202,8 @@ def _kernel(
     import torch
 
     from attngen import api, samples
+    from attngen.jit.selected import lists_of
+    from attngen.passes.selected import BLOCKS, is_selected
     from attngen.ref.compare import error_ratio
 
     try:
@@ -180,6 +214,8 @@ def _kernel(
         q, k, v = on_gpu
         given, extra = samples.call_arguments(spec, q, k, v, segments)
         extra |= {**arguments["params"], **tensors}
+        if is_selected(spec) and BLOCKS in tensors:
+            extra[BLOCKS] = lists_of(tensors[BLOCKS])
         o, lse = attn(*given, return_lse=True, **extra)
         torch.cuda.synchronize()
     except AttnError as fault:

@@ -304,8 +304,8 @@ SELECTED: tuple[Code, ...] = (
         "bad-key-list",
         "check=True found a number in a list of keys that is outside, or stands twice",
         "`block_sparse` of single keys, or for single rows, takes `blocks`: lists of the blocks of keys that each "
-        "block of rows sees, filled up with -1. Without `check` a number outside the keys counts as none and one that stands "
-        "twice as one; no memory outside of k and v is read.",
+        "block of rows sees, filled up with -1. Without `check` a number outside the keys counts as none and one "
+        "that stands twice as one; no memory outside of k and v is read.",
     ),
 )
 RUN: tuple[Code, ...] = (*ENVIRONMENT, *CALL, *GRADIENTS, *RAGGED, *SELECTED)

@@ -100,6 +100,12 @@ def selected_keys(lists: Tensor, size: int, seqlen_kv: int) -> Tensor:
     return keys.sort(-1).values
 
 
+def lists_of(kept: Tensor) -> Tensor:
+    """Lists of the blocks that a bool map (…, blocks_kv) keeps, int32, filled up with -1."""
+    order = kept.int().sort(-1, descending=True, stable=True).indices
+    return torch.where(kept.gather(-1, order), order, -1).int()
+
+
 def _gather(x: Tensor, index: Tensor, deterministic: bool) -> Tensor:
     """x (batch, seqlen, heads, D) at index (batch, blocks, n, heads): (batch, blocks, n, heads, D)."""
     found: Tensor = _Gather.apply(x, index, deterministic)  # type: ignore[no-untyped-call]

@@ -22,8 +22,8 @@ SELECTED = "picked"
 #: Params of the kernel with their least values: blocks of rows a batch entry, rows and keys of the call, query heads a
 #: KV head.
 SIZES = {"call_blocks": 1, "call_rows": 0, "call_keys": 0, "call_group": 1}
-#: Blocks of fewer rows take the query heads of a KV head as rows: a tile has at least 64.
-FEW_ROWS = 64
+#: Rows of a tile. Blocks of fewer take the query heads of a KV head as rows.
+TILE_M = 128
 _OF_CALL = ("batch", "seqlen_q", "seqlen_kv", "heads_q")
 
 
@@ -35,7 +35,7 @@ def is_selected(spec: AttentionSpec) -> bool:
 
 def packs_heads(spec: AttentionSpec) -> bool:
     """Whether query heads of a KV head become rows."""
-    return spec.block_sparse is not None and spec.block_sparse.q < FEW_ROWS
+    return spec.block_sparse is not None and spec.block_sparse.q < TILE_M
 
 
 def selected_spec(spec: AttentionSpec) -> AttentionSpec:
@@ -87,13 +87,8 @@ def selected_spec(spec: AttentionSpec) -> AttentionSpec:
         sink=None if spec.sink is None else moved(spec.sink),
         epilogue=moved(spec.epilogue),
         block_sparse=None,
-        schedule=spec.schedule.replace(tile_m=spec.schedule.tile_m or _tile_m(sparse.q)),
+        schedule=spec.schedule.replace(tile_m=spec.schedule.tile_m or TILE_M),
     )
-
-
-def _tile_m(rows: int) -> int:
-    """The least tile that holds a block of rows: what it holds beside them is computed for nothing."""
-    return min(64 * -(-rows // 64), 128)
 
 
 def _of_call(t: TensorDecl) -> TensorDecl:

@@ -116,12 +116,12 @@ def test_selected_keys() -> None:
 
 
 def test_the_kernel_reads_intervals() -> None:
-    """Lists are sorted on the way in: a causal mask over them is exact limits by a table, tiles past them are skipped."""
+    """Lists are sorted on the way in: a causal mask over them is exact limits by a table, and tiles are skipped."""
     spec = load_spec(listed(PLAIN, 64, 1))
     inner = selected_spec(spec)
     assert load_spec(print_spec(inner)) == inner and inner.block_sparse is None
     found = plan(spec)
-    assert found.spec == inner and all(isinstance(p, KernelPlan) and p.compute.tile_m == 64 for p in found.plans)
+    assert found.spec == inner and all(isinstance(p, KernelPlan) and p.compute.tile_m == 128 for p in found.plans)
     form = found.plans[0].mask.form
     assert form.is_exact and len(form.clauses) == 1 and form.clauses[0].residual is None
     few = selected_spec(load_spec(listed(RICH, 2, 1)))
