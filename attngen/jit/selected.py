@@ -102,7 +102,7 @@ def selected_keys(lists: Tensor, size: int, seqlen_kv: int) -> Tensor:
 
 def lists_of(kept: Tensor) -> Tensor:
     """Lists of the blocks that a bool map (…, blocks_kv) keeps, int32, filled up with -1."""
-    order = kept.int().sort(-1, descending=True, stable=True).indices
+    order = kept.int().sort(dim=-1, descending=True, stable=True).indices
     return torch.where(kept.gather(-1, order), order, -1).int()
 
 
