@@ -50,6 +50,10 @@ def kept(mask: str, seqlen_q: int = 1000, seqlen_kv: int = 1000, **tensors: torc
         ("block_causal(32)", (1000, 1000), 515904),
         ("block_diffusion(256, 16)", (512, 512), 69632),
         ("neighborhood_2d(16, 16, 2)", (256, 256), 6400),
+        ("neighborhood_2d_dilated(16, 16, 2, 1)", (256, 256), 6400),
+        ("neighborhood_2d_dilated(16, 16, 2, 3)", (256, 256), 6400),
+        ("bigbird(64)", (1024, 1024), 409600),
+        ("streaming(128, 4)", (1000, 1000), 119872 + 1 + 2 + 3 + 4 * 869),
         ("causal and dilated(4)", (100, 100), sum(p // 4 + 1 for p in range(100))),
         ("key_length(10)", (7, 30), 70),
         ("causal_shards(100, 50)", (10, 100), sum(min(100, 51 + i) for i in range(10))),
@@ -95,6 +99,55 @@ def test_scores() -> None:
     slope = 2.0 ** (-8 * 4 / 8)
     assert torch.allclose(evaluate(value("alibi(s, alibi_slope)"), at), -slope * (at["q_pos"] - at["kv_idx"]).double())
     assert print_expr(value("log_scaled(s, 8192.0, 0.1)")).startswith("s * (1.0 + 0.1 * log(1.0 + floor(")
+
+
+@pytest.mark.parametrize("size, radius, dilation", [(16, 2, 3), (15, 3, 2), (7, 1, 2), (12, 2, 1)])
+def test_dilated_neighbours(size: int, radius: int, dilation: int) -> None:
+    """Each of the `dilation` interleaved axes by itself is an axis that is not dilated."""
+    at, key = torch.arange(size)[:, None], torch.arange(size)[None, :]
+    e = make_spec("a", head_dim=64, mask=f"dilated_neighbors(q_pos, kv_idx, {size}, {radius}, {dilation})").mask
+    got = evaluate(e, env(size, size), {}).expand(size, size)
+    want = torch.zeros(size, size, dtype=torch.bool)
+    for first in range(dilation):
+        cells = torch.arange(first, size, dilation)
+        n = len(cells)
+        center = torch.arange(n).clamp(radius, n - 1 - radius)[:, None]
+        want[cells[:, None], cells[None, :]] = (torch.arange(n)[None, :] - center).abs() <= radius
+    assert torch.equal(got, want) and torch.equal((at - key) % dilation * want, torch.zeros_like(want))
+
+
+def test_shifted_windows_are_those_of_a_rolled_image() -> None:
+    """Windows of 4 x 4 on an image of 12 x 8, rolled by 1: two tokens see each other if they were in one window and no
+    edge of the image runs between them."""
+    side, shift, across, down = 4, 1, 2, 3
+    image = torch.arange(96).view(12, 8).roll((-shift, -shift), (0, 1))
+    windows = image.unfold(0, side, side).unfold(1, side, side).reshape(across * down, side * side)
+    y, x = windows // 8, windows % 8
+    near = ((y[:, :, None] - y[:, None]).abs() < side) & ((x[:, :, None] - x[:, None]).abs() < side)
+    e = make_spec("a", head_dim=64, mask=f"shifted_windows({side}, {shift}, {across}, {down})").mask
+    at = env(side * side, side * side) | {"b": torch.arange(across * down).view(-1, 1, 1)}
+    assert torch.equal(evaluate(e, at).expand_as(near), near) and int(near.sum()) < near.numel()
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 20, 32, 40, 71])
+def test_alibi_slopes_of_any_number_of_heads(heads: int) -> None:
+    """MPT's and the paper's code: slopes of the next power of two, every other one first."""
+    power = 2 ** math.ceil(math.log2(heads))
+    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+    want = slopes if power == heads else (slopes[1::2] + slopes[::2])[:heads]
+    at = env(1, 1) | {"h": torch.arange(heads).view(-1, 1, 1), "heads_q": torch.tensor(heads)}
+    got = evaluate(value("alibi_slope_any"), at).flatten()
+    assert torch.allclose(got.double(), torch.tensor(want, dtype=torch.float64), rtol=1e-6)
+
+
+def test_offsets_in_a_window() -> None:
+    at = env(49, 49)
+    row, column = (evaluate(value(f"{n}_offset(7)"), at).expand(49, 49) for n in ("row", "column"))
+    yx = torch.stack(torch.meshgrid(torch.arange(7), torch.arange(7), indexing="ij")).flatten(1)
+    dy, dx = (yx[:, :, None] - yx[:, None, :]).double()
+    assert torch.equal(row.double(), dy) and torch.equal(column.double(), dx)
+    table = (dy + 6) * 13 + dx + 6
+    assert table.min() == 0 and table.max() == 168
 
 
 def t5_bucket(relative: int, bidirectional: bool, buckets: int, farthest: int) -> int:
