@@ -102,6 +102,7 @@ def mask_view(printer: CutePrinter, mask: MaskPlan, facts: Facts) -> MaskView:
         has_interior=mask.has_interior,
         has_left_edge=mask.has_left_edge,
         per_warpgroup=mask.ranges_per_warpgroup,
+        holds_limits=mask.holds_limits,
         passes_left=mask.ranges_per_warpgroup and lower,
         interior_end="full_min" if mask.has_left_edge else "live_min",
         lower_from_column="lower - kv_0" if lower else "lower",

@@ -56,6 +56,7 @@ class MaskView:
     has_interior: bool
     has_left_edge: bool
     per_warpgroup: bool
+    holds_limits: bool
     passes_left: bool
     interior_end: str
     lower_from_column: str

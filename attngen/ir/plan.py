@@ -66,6 +66,8 @@ class MaskPlan(Node):
     has_interior: bool
     has_left_edge: bool
     ranges_per_warpgroup: bool
+    #: Per-row bounds are read from captured tensors: once a row tile, and held in registers, not again in every tile.
+    holds_limits: bool = False
 
 
 class Pipeline(Node):

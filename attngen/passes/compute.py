@@ -12,7 +12,7 @@ from attngen.ir.score import COLUMN, KV_0, LOAD, RAW, SCALE, ScoreForm
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Normalizer, Type
 from attngen.passes.base import Reject
-from attngen.passes.mask_plan import element_test
+from attngen.passes.mask_plan import element_test, loaded_limits
 from attngen.passes.score_form import ONE, score_form
 from attngen.targets import sm90
 
@@ -151,7 +151,7 @@ def plan_compute(spec: AttentionSpec, form: MaskForm, candidate: Candidate) -> C
     if score:
         split = score_form(spec.score, "kv", spec)
         elementwise += [t.value for t in split.terms if _places(t.value)]
-    expressions = expression_registers(elementwise, candidate) + walk_registers(form)
+    expressions = expression_registers(elementwise, candidate) + walk_registers(form) + 2 * len(loaded_limits(form))
     if score:
         expressions += row_registers(split) + stream_registers(split, candidate)
     registers = fragment_registers(candidate, spec.head_dim_v, expressions)

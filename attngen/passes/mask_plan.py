@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from attngen.ir.expr import Const, Expr, const
+from attngen.ir.expr import Const, Expr, Load, const, walk
 from attngen.ir.forms import Clause, MaskForm, TileBounds
 from attngen.ir.plan import MaskPlan
 
@@ -15,6 +15,14 @@ MAX_LIMIT_CLAUSES = 3
 def element_test(form: MaskForm) -> Literal["limits", "elements"]:
     """How one element of a masked tile is tested: against per-row bounds, or by the mask expression."""
     return "limits" if form.is_exact and len(form.clauses) <= MAX_LIMIT_CLAUSES else "elements"
+
+
+def loaded_limits(form: MaskForm) -> tuple[Expr, ...]:
+    """The per-row bounds that read a captured tensor, where bounds are what an element is tested against."""
+    if element_test(form) != "limits":
+        return ()
+    bounds = [e for c in form.clauses for e in (c.lower, c.upper, c.rows) if e is not None]
+    return tuple(e for e in bounds if any(isinstance(n, Load) for n in walk(e)))
 
 
 def _never_empty(form: MaskForm) -> MaskForm:
@@ -54,4 +62,5 @@ def plan_mask(form: MaskForm, warpgroups: int) -> MaskPlan:
         has_interior=interior,
         has_left_edge=lower and interior,
         ranges_per_warpgroup=one and warpgroups > 1 and (edge or lower),
+        holds_limits=bool(loaded_limits(form)),
     )
