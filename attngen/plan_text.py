@@ -133,8 +133,10 @@ def _plan(p: KernelPlan) -> Iterator[str]:
         )
         if on
     ]
-    yield f"  loop       {', '.join(parts) or 'one loop'}; walk {m.walk}; a masked tile tests {m.test}" + (
-        "; ranges of each warpgroup's own 64 rows" if m.ranges_per_warpgroup else ""
+    yield (
+        f"  loop       {', '.join(parts) or 'one loop'}; walk {m.walk}; a masked tile tests {m.test}"
+        + (", read once a row tile" if m.holds_limits else "")
+        + ("; ranges of each warpgroup's own 64 rows" if m.ranges_per_warpgroup else "")
     )
     yield (
         f"  smem       {kb(mem.smem_bytes)} of {kb(mem.smem_limit)}: "
