@@ -48,7 +48,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "causal_fwd_sm_90_96d745a0",
+    "kernel_id": "causal_fwd_sm_90_6bff8e11",
     "name": "causal",
     "direction": "forward",
     "target": "sm_90a",

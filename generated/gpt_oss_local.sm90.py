@@ -51,7 +51,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "gpt_oss_local_fwd_sm_90_6fcb6723",
+    "kernel_id": "gpt_oss_local_fwd_sm_90_85299b4c",
     "name": "gpt_oss_local",
     "direction": "forward",
     "target": "sm_90a",

@@ -49,7 +49,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "longformer_fwd_sm_90_56208f03",
+    "kernel_id": "longformer_fwd_sm_90_50c0aa6f",
     "name": "longformer",
     "direction": "forward",
     "target": "sm_90a",

@@ -51,7 +51,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "mla_prefill_fwd_sm_90_7af7b754",
+    "kernel_id": "mla_prefill_fwd_sm_90_2ac9a3e7",
     "name": "mla_prefill",
     "direction": "forward",
     "target": "sm_90a",

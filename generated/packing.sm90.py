@@ -49,13 +49,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "packing_fwd_sm_90_81a48361",
+    "kernel_id": "packing_fwd_sm_90_1e81282f",
     "name": "packing",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0e36a0a04680916081cafd12260357a86ee4407e18ddcaaf30350e9f81befdd4",
-    "body_sha256": "7383ee67b4705580723f390c9b96523998312888ee3160de2b7c71fcee70114a",
+    "body_sha256": "eb0a2310128453235c5b43e5668c66c185200e05aab94d0bf8d460a76938df83",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -661,6 +661,7 @@ class AttentionForward:
             b=b,
             h=h,
             q_idx=[row, row + 8],
+            limits=[self.row_limits(p, b, h, row), self.row_limits(p, b, h, row + 8)],  # read once, held over the walk
             lane=lane,
             turn=turn,
             mma_qk=t.mma_qk,
@@ -824,7 +825,7 @@ class AttentionForward:
         for r in range(2):
             limits = [
                 (lower - kv_0, cutlass.min(upper, p.seqlen_kv) - kv_0)
-                for lower, upper in self.row_limits(p, w.b, w.h, w.q_idx[r])
+                for lower, upper in w.limits[r]
             ]
             for j in range(self.tile_n // 8):
                 for e in range(2):

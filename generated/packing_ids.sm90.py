@@ -51,13 +51,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "packing_ids_fwd_sm_90_2b517d24",
+    "kernel_id": "packing_ids_fwd_sm_90_d9cb4350",
     "name": "packing_ids",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "47e4a10b4b007945faaa09f4b2e8b0406eba0d405cc5d8f60192abe6f66e51e6",
-    "body_sha256": "d3a80a5e691cd8347e2acd3ce6fb5c9f1b7154d217389b7b240b165de0707834",
+    "body_sha256": "047bc683e204548b8cc08b688b4e8b40c6fd7f8bc8d13518a580065c1b23f9e4",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -750,6 +750,7 @@ class AttentionForward:
             b=b,
             h=h,
             q_idx=[row, row + 8],
+            limits=[self.row_limits(p, b, h, row), self.row_limits(p, b, h, row + 8)],  # read once, held over the walk
             lane=lane,
             turn=turn,
             mma_qk=t.mma_qk,
@@ -913,7 +914,7 @@ class AttentionForward:
         for r in range(2):
             limits = [
                 (lower - kv_0, cutlass.min(upper, p.seqlen_kv) - kv_0)
-                for lower, upper in self.row_limits(p, w.b, w.h, w.q_idx[r])
+                for lower, upper in w.limits[r]
             ]
             for j in range(self.tile_n // 8):
                 for e in range(2):

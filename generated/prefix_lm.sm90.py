@@ -47,13 +47,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "prefix_lm_fwd_sm_90_41877eb3",
+    "kernel_id": "prefix_lm_fwd_sm_90_bb9d2f0f",
     "name": "prefix_lm",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "6f2cbbeb569654ec5a669e6ef24363f11572899b9bbb5245387db928c97d14bc",
-    "body_sha256": "ad5f338054d5c06652b17244184e9923170596614d8ee0ddc32111be15c82128",
+    "body_sha256": "8578a9a0d29898cb137b1b8d435a75608202848426ad85f212ebf3a5d0686aa4",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -651,6 +651,7 @@ class AttentionForward:
             b=b,
             h=h,
             q_idx=[row, row + 8],
+            limits=[self.row_limits(p, b, h, row), self.row_limits(p, b, h, row + 8)],  # read once, held over the walk
             lane=lane,
             turn=turn,
             mma_qk=t.mma_qk,
@@ -805,7 +806,7 @@ class AttentionForward:
         for r in range(2):
             limits = [
                 (lower, cutlass.min(upper, p.seqlen_kv) - kv_0)
-                for lower, upper in self.row_limits(p, w.b, w.h, w.q_idx[r])
+                for lower, upper in w.limits[r]
             ]
             for j in range(self.tile_n // 8):
                 for e in range(2):

@@ -51,7 +51,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "t5_encoder_fwd_sm_90_0181a817",
+    "kernel_id": "t5_encoder_fwd_sm_90_886807f6",
     "name": "t5_encoder",
     "direction": "forward",
     "target": "sm_90a",

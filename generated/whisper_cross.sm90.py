@@ -48,7 +48,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "whisper_cross_fwd_sm_90_d4bf12f5",
+    "kernel_id": "whisper_cross_fwd_sm_90_026fc6c7",
     "name": "whisper_cross",
     "direction": "forward",
     "target": "sm_90a",
