@@ -79,7 +79,7 @@ def test_a_view_of_k() -> None:
 
 @pytest.mark.parametrize("name", ["diffllama", "cascade"])
 def test_examples(name: str) -> None:
-    spec = load_spec(EXAMPLES / "composed" / f"{name}.attn")
+    spec = load_spec(EXAMPLES / "calls" / f"{name}.attn")
     attn = attngen.build(spec)
     q, k, v = samples.qkv(spec, SHAPE, device="cuda")
     segments = samples.segments(spec, SHAPE, device="cuda") if spec.segments else {}
@@ -137,7 +137,7 @@ def test_merge_of_a_ring() -> None:
 
 def calls() -> dict[str, Callable[[], Any]]:
     """One call of each kind, warm."""
-    packed, several = attngen.build(PACKED), attngen.build(EXAMPLES / "composed" / "cascade.attn", head_dim=64)
+    packed, several = attngen.build(PACKED), attngen.build(EXAMPLES / "calls" / "cascade.attn", head_dim=64)
     by_lists, _, lists, _ = listed(64, 1)
     qkv = random(1, 200, 3, 2, 64).detach()
     q, k, v = (random(2, n, h, 64).detach() for n, h in ((200, 4), (333, 2), (333, 2)))
