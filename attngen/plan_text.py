@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from attngen.ir.expr import Atom, Const, Expr
+from attngen.ir.tables import ROW_BLOCK, ROW_WINDOW, Extreme
 
 if TYPE_CHECKING:
     from attngen.ir.backward import BackwardPlanSet
@@ -89,13 +90,19 @@ def _mask(form: MaskForm) -> Iterator[str]:
         else:
             yield f"  full tiles{mark}: keys {_text(b.lower_max, '0')} up to {_text(b.upper_min, '')}"
     for t in form.tables:
+        if isinstance(t, Extreme):
+            which = "greatest" if t.greatest else "least"
+            axes = ", ".join(f"seqlen_q / {ROW_BLOCK}" if d == "seqlen_q" else d for d in t.dims)
+            yield f"  table {t.name}: i32[{axes}]"
+            yield f"    the {which} {_text(t.value, '')} of {ROW_WINDOW} rows"
+            continue
         below = "below" if t.side == "first" else "at most"
         row = f"{t.tensor}[{', '.join(_text(e, '') for e in t.lead)}]" if t.lead else t.tensor
         yield f"  table {t.name}: i32[{', '.join(t.dims)}]" + (" sorted" if t.sorted else "")
         yield f"    how many elements of {row} are {below} {_text(t.value, '')}, by a binary search each"
     if form.tables:
-        extents = " + ".join(" * ".join(t.dims) for t in form.tables)
-        yield f"  tables take 4 * ({extents}) bytes; a kernel of one thread an element fills them before each call"
+        rows = " + ".join(" * ".join(t.dims) + (f" / {ROW_BLOCK}" * isinstance(t, Extreme)) for t in form.tables)
+        yield f"  tables take 4 * ({rows}) bytes, filled before each call by a thread or a warp an element"
     for r in form.reasons:
         yield f"  element-wise term `{r.term}`: {r.why}"
         yield f"    instead: {r.mend}"

@@ -80,6 +80,7 @@ TENSORS = {
     "start": TensorDecl(name="start", dtype=DType.I32, dims=("batch",)),
     "doc": TensorDecl(name="doc", dtype=DType.I32, dims=("batch", "seqlen_kv"), sorted=True),
     "first": TensorDecl(name="first", dtype=DType.I32, dims=("batch", "seqlen_q"), sorted=True),
+    "late": TensorDecl(name="late", dtype=DType.I32, dims=("batch", "seqlen_q")),
     "flag": TensorDecl(name="flag", dtype=DType.BOOL, dims=("batch", "seqlen_kv")),
     "row_flag": TensorDecl(name="row_flag", dtype=DType.BOOL, dims=("batch", "seqlen_q")),
     "slopes": TensorDecl(name="slopes", dtype=DType.F32, dims=("heads_q",), grad=True),

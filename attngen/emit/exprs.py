@@ -33,7 +33,8 @@ tma_mdO tma_mdV v_full walk_full words workspace zeros
 block gD gLSE group_pairs groups keeps last_column last_row pairs passes r_0 total
 COUNTER_WORDS WALK_STAGES counters heads_dkv heads_per_cta layout_dk layout_dv mma_dp own_dk own_dv sdK sdV walks
 boxes layout_boxes layout_peer_k rank sPeerK ticket
-TABLE_THREADS above build_tables counts fill fill_tables middle positions table_words tables wanted
+TABLE_THREADS above build_tables counts extremes fill fill_extremes fill_tables middle positions table_words tables
+wanted windows
 raw scale has_bit word
 ORDER_WARPS TOLD order order_words place row_tiles rows_q seq_order sequence sequences start_kv start_q total_kv total_q
 raw scale has_bit word loads start address row_of read_pairs read_wide read_apart fetch_score load_word

@@ -9,7 +9,7 @@ from attngen.ir.backward import BackwardPlanSet
 from attngen.ir.expr import Const, Expr
 from attngen.ir.plan import KernelPlan, PlanSet
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.tables import Table
+from attngen.ir.tables import ROW_BLOCK, Extreme, Table
 from attngen.ir.types import Layout, Normalizer
 
 _WIDTH = 116
@@ -173,7 +173,7 @@ def sum_text(spec: AttentionSpec) -> str:
 _LSE = {True: "fp32, natural log", False: "fp32, neither read nor written"}
 
 
-def _tensors(spec: AttentionSpec, tables: Sequence[Table]) -> list[str]:
+def _tensors(spec: AttentionSpec, tables: Sequence[Table | Extreme]) -> list[str]:
     varlen = spec.layout is Layout.VARLEN
 
     def shape(heads: str, length: str, d: int) -> str:
@@ -198,7 +198,7 @@ def _tensors(spec: AttentionSpec, tables: Sequence[Table]) -> list[str]:
         (t.name, f"({', '.join(_dim(d, varlen) for d in t.dims)})", f"{t.dtype}, any strides") for t in spec.tensors
     ]
     if tables:
-        held = ", ".join(f"{t.name} ({', '.join(t.dims)})" for t in tables)
+        held = ", ".join(f"{t.name} ({', '.join(_axes(t))})" for t in tables)
         rows += [
             ("tables", "(table_words,)", f"i32, 16-byte aligned, filled first: {held}"),
             (
@@ -235,6 +235,10 @@ _LENGTHS = {
 def _dim(d: str | int, varlen: bool) -> str:
     """An axis of a captured tensor as a call of this layout has it."""
     return str(d).replace("seqlen", "total") if varlen and d in ("seqlen_q", "seqlen_kv") else str(d)
+
+
+def _axes(t: Table | Extreme) -> list[str]:
+    return [f"seqlen_q / {ROW_BLOCK}" if isinstance(t, Extreme) and d == "seqlen_q" else d for d in t.dims]
 
 
 def _bounds(low: float | None, high: float | None) -> str:

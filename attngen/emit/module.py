@@ -13,7 +13,7 @@ from attngen.emit.spell import kernel_view
 from attngen.ir.expr import Const
 from attngen.ir.plan import KernelPlan, PlanSet
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.tables import Table
+from attngen.ir.tables import Extreme, Table, axes_of
 from attngen.source import KernelSource, body_sha256
 from attngen.verify.source import parsed, verify_source
 
@@ -56,7 +56,7 @@ def kernel_id_of(plan_set: PlanSet) -> str:
 
 
 def spec_meta(
-    spec: AttentionSpec, kernel_id: str, direction: str, target: str, tables: Sequence[Table] = ()
+    spec: AttentionSpec, kernel_id: str, direction: str, target: str, tables: Sequence[Table | Extreme] = ()
 ) -> dict[str, Any]:
     """The entries of ATTN_META that follow from the spec and from the tables of its mask."""
     described = spec.replace(doc=None).model_dump_json()
@@ -80,7 +80,7 @@ def spec_meta(
             for p in spec.params
         ],
         "tensors": [{"name": t.name, "dtype": t.dtype.value, "dims": list(t.dims)} for t in spec.inputs],
-        **({"tables": [{"name": t.name, "dims": list(t.dims)} for t in tables]} if tables else {}),
+        **({"tables": [{"name": t.name, "dims": axes_of(t)} for t in tables]} if tables else {}),
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from attngen.emit.header import clipped, docstring, spelled, sum_text
 from attngen.emit.score import NO_SCORE, spell_score
 from attngen.emit.selfcheck import check_view
 from attngen.emit.straight import fold, straight_line
-from attngen.emit.tables import TABLE_ARGUMENTS, spell_tables
+from attngen.emit.tables import TABLE_ARGUMENTS, table_fields
 from attngen.emit.view import Argument, Bounds, Clause, Dim, Formula, KernelView, MaskView, Packed, PlanView, Uses
 from attngen.emit.weights import weight
 from attngen.ir.backward import BackwardCompute, BackwardPlanSet
@@ -196,11 +195,7 @@ def common_fields(
         "head_dim_v": extent(c.head_dim_v, c.head_dim_v_padded),
         "limits": repr(tuple(plan_set.limits)),
         "mask": mask_view(printer, mask, facts),
-        "has_tables": bool(tables),
-        "tables": spell_tables(printer, tables, facts),
-        "table_words": " + ".join(
-            f"{n} * {text}" if n > 1 else text for text, n in Counter(" * ".join(t.dims) for t in tables).items()
-        ),
+        **table_fields(printer, tables, facts),
         "has_score": c.has_score,
         "has_softmax": spec.normalizer is Normalizer.SOFTMAX,
         "weight": weight(spec.normalizer, "w.acc_s[i]" if forward else "score", c.has_score),

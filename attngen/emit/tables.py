@@ -1,28 +1,38 @@
-"""Spell the tables of a mask form: where each lies in the workspace, and the search that fills it."""
+"""Spell the tables of a mask form: where each lies in the workspace, and how it is filled."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from attngen.emit.exprs import CutePrinter, safe_name
 from attngen.emit.header import clipped, spelled
 from attngen.emit.straight import fold, straight_line
-from attngen.ir.tables import AXES, Table
+from attngen.ir.tables import AXES, ROW_BLOCK, Extreme, Table
 from attngen.passes.facts import Facts
 from attngen.passes.lookups import wide_sum
 
 #: What a compiled function with tables takes after the captured tensors.
 TABLE_ARGUMENTS = ("tables", "build_tables")
 #: Atoms that a method which fills a table finds from the number of its element.
-_GIVEN = frozenset(AXES.values())
+_GIVEN = frozenset((*AXES.values(), "kv_idx"))
 
 
 @dataclass(frozen=True)
-class TableView:
-    """One table: extents, coordinates of an element, the search."""
+class PlacedTable:
+    """A table and its extents."""
 
     name: str
     shape: str
+
+
+@dataclass(frozen=True)
+class LookupView:
+    """A table of positions: coordinates of an element, the search."""
+
+    name: str
     note: str
     title: str
     fill: str
@@ -35,41 +45,66 @@ class TableView:
     counts: str
 
 
-def spell_tables(printer: CutePrinter, tables: tuple[Table, ...], facts: Facts) -> tuple[TableView, ...]:
-    """Spell the tables; `printer` collects the helpers that they call."""
-    return tuple(_spelled(printer, t, facts) for t in tables)
+@dataclass(frozen=True)
+class ExtremeView:
+    """A table of extremes: coordinates of an element, the value of a row, what combines two."""
+
+    name: str
+    note: str
+    fill: str
+    coords: tuple[str, ...]
+    place: str
+    bindings: tuple[str, ...]
+    value: str
+    combine: str
 
 
-def describe(t: Table) -> str:
-    """What an element of a table is, in the words of a spec."""
-    below = "below" if t.side == "first" else "at most"
-    return f"elements of {sorted_row(t)} {below} {spelled(t.value)}"
+def table_fields(printer: CutePrinter, tables: Sequence[Table | Extreme], facts: Facts) -> dict[str, Any]:
+    """The fields of `CommonView` about tables; `printer` collects the helpers that they call."""
+    if tables:
+        printer.used.add("at")
+    words = Counter(" * ".join(_extents(t, "-(-seqlen_q // {})")) for t in tables)
+    lookups = tuple(_lookup(printer, t, facts) for t in tables if isinstance(t, Table))
+    extremes = tuple(_extreme(printer, t) for t in tables if isinstance(t, Extreme))
+    blocks = "cute.ceil_div(seqlen_q, {})"
+    return {
+        "has_tables": bool(tables),
+        "has_lookups": bool(lookups),
+        "has_extremes": bool(extremes),
+        "tables": tuple(PlacedTable(safe_name(t.name), _tuple(_extents(t, blocks))) for t in tables),
+        "lookups": lookups,
+        "extremes": extremes,
+        "table_words": " + ".join(f"{n} * {text}" if n > 1 else text for text, n in words.items()),
+    }
 
 
-def sorted_row(t: Table) -> str:
-    """The row of the sorted tensor that is searched: `doc[b]`."""
-    return f"{t.tensor}[{', '.join(spelled(e) for e in t.lead)}]" if t.lead else t.tensor
+def _extents(t: Table | Extreme, blocks: str) -> list[str]:
+    return [blocks.format(ROW_BLOCK) if isinstance(t, Extreme) and d == "seqlen_q" else d for d in t.dims]
 
 
-def _spelled(printer: CutePrinter, t: Table, facts: Facts) -> TableView:
+def _tuple(parts: list[str]) -> str:
+    return ", ".join(parts) + ("," if len(parts) == 1 else "")
+
+
+def _lookup(printer: CutePrinter, t: Table, facts: Facts) -> LookupView:
     name, total = safe_name(t.name), wide_sum(t.value, facts)
     parts = [t.value] if total is None else [*total.terms]
-    lines, texts = straight_line(printer, [*t.lead, *parts], _GIVEN | {"kv_idx"})
+    lines, texts = straight_line(printer, [*t.lead, *parts], _GIVEN)
     lead, values = texts[: len(t.lead)], texts[len(t.lead) :]
     value = values[0]
     if total is not None:
         terms = zip(total.terms.values(), values, strict=True)
         summands = [*(_product(c, x) for c, x in terms), *([str(total.const)] if total.const else [])]
         value = fold(" + ".join(summands).replace(" + -", " - "))
-    printer.used.add("at")
     tensor = safe_name(t.tensor)
-    return TableView(
+    below = "below" if t.side == "first" else "at most"
+    row = f"{t.tensor}[{', '.join(spelled(e) for e in t.lead)}]" if t.lead else t.tensor
+    return LookupView(
         name=name,
-        shape=", ".join(t.dims) + ("," if len(t.dims) == 1 else ""),
-        note=clipped(describe(t), 92 - len(name)),
+        note=clipped(f"elements of {row} are {below} {spelled(t.value)}", 92 - len(name)),
         title=t.name,
         fill=f"fill_{name}",
-        coords=_coords(t.dims),
+        coords=_coords(t.dims, "q_idx", "p.seqlen_q"),
         place=", ".join(AXES[d] for d in t.dims),
         bindings=(*lines, *([] if f"{tensor} = p.{tensor}" in lines else [f"{tensor} = p.{tensor}"])),
         tensor=tensor,
@@ -83,7 +118,27 @@ def _product(factor: int, text: str) -> str:
     return f"Int64({text})" if factor == 1 else f"-Int64({text})" if factor == -1 else f"{factor} * Int64({text})"
 
 
-def _coords(dims: tuple[str, ...]) -> tuple[str, ...]:
+def _extreme(printer: CutePrinter, t: Extreme) -> ExtremeView:
+    name = safe_name(t.name)
+    lines, (value,) = straight_line(printer, [t.value], _GIVEN)
+    which = "Greatest" if t.greatest else "Least"
+    return ExtremeView(
+        name=name,
+        note=clipped(f"{which} {spelled(t.value)} of the window's rows.", 90),
+        fill=f"fill_{name}",
+        coords=_coords(t.dims, "block", f"cute.ceil_div(p.seqlen_q, {ROW_BLOCK})"),
+        place=", ".join("block" if d == "seqlen_q" else AXES[d] for d in t.dims),
+        bindings=lines,
+        value=value,
+        combine="cutlass.max" if t.greatest else "cutlass.min",
+    )
+
+
+def _coords(dims: tuple[str, ...], row: str, rows: str) -> tuple[str, ...]:
     """Lines from the number of an element to its place, the last axis first."""
-    lines = [f"{AXES[d]}, slot = slot % p.{d}, slot // p.{d}" for d in reversed(dims[1:])]
-    return (*lines, f"{AXES[dims[0]]} = slot")
+
+    def axis(d: str) -> tuple[str, str]:
+        return (row, rows) if d == "seqlen_q" else (AXES[d], f"p.{d}")
+
+    lines = [f"{name}, slot = slot % {extent}, slot // {extent}" for name, extent in map(axis, reversed(dims[1:]))]
+    return (*lines, f"{axis(dims[0])[0]} = slot")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from attngen.emit.score import ScoreView
 from attngen.emit.selfcheck import CheckView
-from attngen.emit.tables import TableView
+from attngen.emit.tables import ExtremeView, LookupView, PlacedTable
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,11 @@ class CommonView:
     layout_modes: str
     arguments: tuple[Argument, ...]
     has_tables: bool
-    tables: tuple[TableView, ...]
+    has_lookups: bool
+    has_extremes: bool
+    tables: tuple[PlacedTable, ...]
+    lookups: tuple[LookupView, ...]
+    extremes: tuple[ExtremeView, ...]
     table_words: str
     call: str
     dims: tuple[Dim, ...]

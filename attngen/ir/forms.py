@@ -9,7 +9,7 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from attngen.ir.base import Node
 from attngen.ir.expr import Expr
-from attngen.ir.tables import Table
+from attngen.ir.tables import Extreme, Table
 
 
 class Clause(Node):
@@ -54,7 +54,7 @@ class MaskForm(Node):
     clauses: tuple[Clause, ...]
     bounds: tuple[TileBounds, ...]
     reasons: tuple[Reason, ...] = ()
-    tables: tuple[Table, ...] = ()
+    tables: tuple[Table | Extreme, ...] = ()
 
     @model_serializer(mode="wrap")
     def _lean(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -38,6 +38,37 @@ class Table(Node):
     sorted: bool = False
 
 
+#: Rows from one element of an `Extreme` to the next, and rows that an element is about: two elements cover any tile of
+#: up to 3 * ROW_BLOCK + 1 rows, and one of 4 * ROW_BLOCK that begins at a multiple of ROW_BLOCK.
+ROW_BLOCK, ROW_WINDOW = 64, 128
+
+
+class Extreme(Node):
+    """The least or the greatest value of an int or bool expression over the rows [64 i, 64 i + 128) of seqlen_q.
+
+    Rows past the end count as the last one. Bools count as 0 and 1. Along its last axis a table of this kind has an
+    element for every 64 rows; it bounds over a tile what no rule bounds: elements of tensors that are not sorted.
+    """
+
+    name: str
+    #: A subset of `AXES`, in their order, `seqlen_q` among them.
+    dims: tuple[str, ...]
+    value: Expr
+    greatest: bool
+
+
+def cover(rows: int) -> bool:
+    """Whether two windows, the first one's block that of a tile's first row, the other's that before its last row's or
+    the same, hold all `rows` rows of any tile of that many, which begins at a multiple of them.
+    """
+    return rows <= (4 * ROW_BLOCK if rows % ROW_BLOCK == 0 else 3 * ROW_BLOCK + 1)
+
+
+def axes_of(table: Table | Extreme) -> list[Any]:
+    """Its dims as `ATTN_META["tables"]` has them, see `elements`."""
+    return [["seqlen_q", ROW_BLOCK] if d == "seqlen_q" and isinstance(table, Extreme) else d for d in table.dims]
+
+
 def words(rows: Iterable[Mapping[str, Any]], sizes: Mapping[str, int]) -> int:
     """int32 words of the tables that `ATTN_META["tables"]` lists, in a call of these extents (by axis name)."""
     return sum(elements(row["dims"], sizes) for row in rows)

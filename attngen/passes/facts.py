@@ -12,7 +12,7 @@ from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, atom, atoms_o
 from attngen.ir.functions import apply
 from attngen.ir.linear import Q_IDX, SEQLEN_KV, SEQLEN_Q, Linear, expr_of, linear_of
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.tables import Table
+from attngen.ir.tables import Extreme, Table
 from attngen.ir.types import Type
 
 #: Lengths, and with them positions, are below this.
@@ -29,14 +29,16 @@ class Facts:
     params: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     sorted: frozenset[str] = frozenset()
     tables: Mapping[str, Table] = field(default_factory=dict)
+    #: Makes tables of the least and the greatest value over a tile, where no rule says them; None: there are none.
+    extremes: Callable[[Load], tuple[Expr, Expr] | None] | None = field(default=None, compare=False)
 
-    def with_tables(self, tables: Iterable[Table]) -> Facts:
-        """These facts and those of more tables."""
-        known = {**self.tables, **{t.name: t for t in tables}}
+    def with_tables(self, tables: Iterable[Table | Extreme]) -> Facts:
+        """These facts and those of more tables of positions."""
+        known = {**self.tables, **{t.name: t for t in tables if isinstance(t, Table)}}
         return replace(self, tables=known, sorted=self.sorted | {t.name for t in known.values() if t.sorted})
 
 
-def facts_of(spec: AttentionSpec, tables: Iterable[Table] = ()) -> Facts:
+def facts_of(spec: AttentionSpec, tables: Iterable[Table | Extreme] = ()) -> Facts:
     """Read off the declarations, and off the tables of a form."""
     ranges = {}
     for p in spec.params:

@@ -1,4 +1,4 @@
-"""Lookups: positions in sorted tensors, as elements of tables.
+"""Lookups: positions in sorted tensors, and extremes of other elements over a tile, as elements of tables.
 
 Rewrite   doc[b, kv_idx] >= x  -->  kv_idx >= doc_first[b, q_idx],   doc_first = how many elements of doc[b] are below x
           doc[b, kv_idx] <= x  -->  kv_idx < doc_end[b, q_idx],      doc_end = how many are at most x
@@ -9,14 +9,16 @@ Cost      one table of int32 for each value that is looked for, over the axes th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
-from attngen.ir.expr import Apply, Atom, Expr, Load, atom, atoms_of
+from attngen.ir.expr import Apply, Atom, Expr, Load, atom, atoms_of, const
+from attngen.ir.functions import apply
 from attngen.ir.linear import Linear, linear_of
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.tables import AXES, Table
-from attngen.ir.types import Type
-from attngen.passes.facts import INT32, Facts, is_positive, range_of, reads_row
+from attngen.ir.tables import AXES, ROW_BLOCK, Extreme, Table
+from attngen.ir.types import DType, Type
+from attngen.passes.facts import INT32, Q_HI, Q_LO, Facts, is_positive, range_of, reads_row
 from attngen.passes.nnf import reads_key
 
 _AXIS_OF = {"b": "batch", "h": "heads_q", "h_kv": "heads_q", "q_idx": "seqlen_q", "q_pos": "seqlen_q"}
@@ -29,11 +31,40 @@ class Lookups:
         self._taken = {p.name for p in spec.params} | {t.name for t in spec.tensors}
         self._ragged = spec.layout.is_ragged  # a table's rows would end with their sequence: not made yet
         self._made: dict[tuple[Expr, Expr, str], Table] = {}
+        self._extremes: dict[tuple[Expr, bool], Extreme] = {}
 
     @property
-    def tables(self) -> tuple[Table, ...]:
-        """All tables made so far."""
-        return tuple(self._made.values())
+    def tables(self) -> tuple[Table | Extreme, ...]:
+        """All tables made so far, those of positions first: others may be about them."""
+        return (*self._made.values(), *self._extremes.values())
+
+    def extremes(self, e: Load) -> tuple[Expr, Expr] | None:
+        """(least, greatest) value of an int or bool element over the rows q_lo..q_hi of a tile, from tables.
+
+        Two windows of rows cover a tile (`ir.tables.ROW_WINDOW`), with up to a block of rows around it.
+        """
+        if e.type is Type.FLOAT or reads_key(e):
+            return None
+        first = apply("floordiv", Q_LO, const(ROW_BLOCK))
+        last = apply("max", apply("sub", apply("floordiv", Q_HI, const(ROW_BLOCK)), const(1)), first)
+        found = []
+        for greatest in (False, True):
+            if (e, greatest) not in self._extremes:
+                name = self._name(f"{e.tensor}_{'greatest' if greatest else 'least'}")
+                self._extremes[e, greatest] = Extreme(name=name, dims=_dims((e,)), value=e, greatest=greatest)
+            table = self._extremes[e, greatest]
+            at = [
+                Load(
+                    type=Type.INT,
+                    tensor=table.name,
+                    dtype=DType.I32,
+                    indices=tuple(block if d == "seqlen_q" else atom(AXES[d]) for d in table.dims),
+                    span=e.span,
+                )
+                for block in (first, last)
+            ]
+            found.append(apply("max" if greatest else "min", *at))
+        return found[0], found[1]
 
     def position(self, t: Load, value: Expr, side: Literal["first", "end"], facts: Facts) -> Load | None:
         """The element that holds the position of `value` in the tensor that `t` reads; None where no table could."""
@@ -57,8 +88,7 @@ class Lookups:
     def _table(
         self, t: Load, lead: tuple[Expr, ...], value: Expr, side: Literal["first", "end"], facts: Facts
     ) -> Table:
-        read = {_AXIS_OF[a] for e in (*lead, value) for a in atoms_of(e) if a in _AXIS_OF}
-        dims = tuple(d for d in AXES if d in read) or ("batch",)
+        dims = _dims((*lead, value))
         own = isinstance(value, Load) and value.tensor == t.tensor and value.indices[:-1] == lead
         still = not any(reads_row(e) for e in lead)
         return Table(
@@ -78,6 +108,12 @@ class Lookups:
             name, n = f"{stem}_{n}", n + 1
         self._taken.add(name)
         return name
+
+
+def _dims(exprs: Iterable[Expr]) -> tuple[str, ...]:
+    """The axes that expressions depend on, one at least."""
+    read = {_AXIS_OF[a] for e in exprs for a in atoms_of(e) if a in _AXIS_OF}
+    return tuple(d for d in AXES if d in read) or ("batch",)
 
 
 def rises(e: Expr, facts: Facts) -> bool:

@@ -12,8 +12,10 @@ Numerics  Lengths are below 2**30 and positions fit an int32. A param such as `w
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, tensors_of
-from attngen.ir.forms import MaskForm
+from attngen.ir.forms import Clause, MaskForm
 from attngen.ir.spec import AttentionSpec
 from attngen.passes.clauses import clause_of, clauses_of
 from attngen.passes.facts import facts_of
@@ -33,6 +35,10 @@ def mask_form(spec: AttentionSpec, mask: Expr | None = None) -> MaskForm:
     facts = facts.with_tables(lookups.tables)
     drafts, whole = clauses_of(formula, facts)
     clauses = tuple(clause_of(d) for d in drafts)
+    if not any(
+        c == Clause(residual=c.residual) for c in clauses
+    ):  # which makes every tile live, whatever the others do
+        facts = replace(facts, extremes=lookups.extremes)
     bounds = tuple(tile_bounds(c, facts) for c in clauses)
     read = {
         name

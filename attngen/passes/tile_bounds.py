@@ -1,7 +1,8 @@
 """Interval arithmetic over the rows q_lo..q_hi of a tile: the least and largest value of an expression, as expressions.
 
 Sound always. Exact (attained at q_lo or q_hi) for compositions of functions that are monotone in the row. A tensor
-element is bounded where no index depends on the row, and for a `sorted` tensor whose last index is monotone in it; the
+element is bounded where no index depends on the row, and for a `sorted` tensor whose last index is monotone in it; any
+other int or bool element by tables of its least and greatest value over blocks of rows, where the caller has some. The
 caller clips q_hi to seqlen_q - 1 and clamps indices into their tensor: an index that is outside belongs to a row that
 keeps nothing (else the mask itself would read outside), and a clamped index stays monotone.
 """
@@ -109,11 +110,13 @@ def _sum(total: Linear, facts: Facts) -> Bounds:
 
 
 def _load(e: Load, facts: Facts) -> Bounds:
-    if e.tensor not in facts.sorted or any(reads_row(i) for i in e.indices[:-1]):
-        return UNKNOWN
-    last = bounds_of(e.indices[-1], facts)
-    ends = [None if x is None else e.replace(indices=(*e.indices[:-1], x)) for x in (last.low, last.high)]
-    return Bounds(ends[0], ends[1])
+    if e.tensor in facts.sorted and not any(reads_row(i) for i in e.indices[:-1]):
+        last = bounds_of(e.indices[-1], facts)
+        if last.low is not None and last.high is not None:
+            low, high = (e.replace(indices=(*e.indices[:-1], x)) for x in (last.low, last.high))
+            return Bounds(low, high)
+    found = facts.extremes(e) if facts.extremes is not None and e.type is Type.INT else None
+    return UNKNOWN if found is None else Bounds(*found)
 
 
 def _where(e: Apply, facts: Facts) -> Bounds:
@@ -172,6 +175,8 @@ def truth_of(e: Expr, facts: Facts) -> tuple[Expr, Expr]:
     """(holds on every row of the tile, may hold on some row), as bool expressions."""
     if not reads_row(e):
         return e, e
+    if isinstance(e, Load) and facts.extremes is not None and (found := facts.extremes(e)) is not None:
+        return apply("ne", found[0], _ZERO), apply("ne", found[1], _ZERO)
     if isinstance(e, Apply):
         a = e.args
         if e.fn == "not":

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from attngen.ir.forms import MaskForm
-from attngen.ir.tables import AXES, Table
+from attngen.ir.tables import AXES, ROW_BLOCK, ROW_WINDOW, Extreme, Table
 from attngen.ref.binding import Binding
 from attngen.ref.evaluate import Tensor, evaluate
 
@@ -31,13 +31,30 @@ def with_tables(bound: Binding, form: MaskForm, seqlen_kv: int | None = None) ->
 
 @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
 def table_values(
-    tables: Iterable[Table], env: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
+    tables: Iterable[Table | Extreme], env: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Every table of a call, int64, in the extents of its dims.
 
     `env`: atoms of all batch elements, heads and rows, laid out (B, H, rows, 1), sizes and params.
     """
-    return {t.name: _values(t, env, tensors) for t in tables}
+    found: dict[str, Tensor] = {}
+    for t in tables:
+        held = {**tensors, **found}
+        found[t.name] = _extremes(t, env, held) if isinstance(t, Extreme) else _values(t, env, held)
+    return found
+
+
+def _extremes(t: Extreme, env: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Tensor:
+    shape = [env[atom].numel() if d in t.dims else 1 for d, atom in AXES.items()] + [1]
+    values = torch.broadcast_to(evaluate(t.value, env, tensors, clamp=True).to(torch.int64), shape)[..., 0]
+    rows = shape[2]
+    kept = [n for d, n in zip(AXES, shape[:3], strict=True) if d in t.dims and d != "seqlen_q"]
+    if not rows:
+        return values.reshape(*kept, 0)
+    starts = torch.arange(0, rows, ROW_BLOCK, device=values.device)
+    windows = (starts[:, None] + torch.arange(ROW_WINDOW, device=values.device)).clamp(max=rows - 1)
+    blocks = values[:, :, windows]
+    return (blocks.amax(-1) if t.greatest else blocks.amin(-1)).reshape(*kept, len(starts))
 
 
 def _values(t: Table, env: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import prod
 
 from attngen.ir.backward import BackwardPlan
+from attngen.ir.tables import Extreme, cover
 from attngen.targets import sm90
 from attngen.verify.plan import PlanError
 
@@ -33,6 +34,8 @@ def _compute(plan: BackwardPlan) -> Iterator[Check]:
     yield not (c.splits_operands and c.v_in_registers), "compute: split operands read V from shared memory"
     # A warp's keys of dS^T go to the other CTA as they lie: 16 rows of one swizzle.
     yield not c.splits_operands or c.tile_m == 64, f"compute: split operands take 64 queries a step, not {c.tile_m}"
+    extremes = any(isinstance(t, Extreme) for t in plan.mask.form.tables)
+    yield not extremes or cover(c.tile_m), "mask: two windows of rows do not cover a tile"
     yield c.tile_m % 16 == 0 and 16 <= c.tile_m <= 256, f"compute: tile_m {c.tile_m} is no k extent of a WGMMA"
     yield rows % 64 == 0, f"compute: dQ has {rows} rows, not a multiple of 64"
     yield c.dq_columns % 8 == 0 and c.dq_columns <= 256, f"compute: dQ has {c.dq_columns} columns a warpgroup"

@@ -12,6 +12,7 @@ from collections import Counter
 
 from attngen.ir.backward import BackwardPlan, BackwardPlanSet
 from attngen.verify.ledger import Events, dotted
+from attngen.verify.tables import kernels_of
 
 #: Arrivals of all consumer warps, as the text spells them.
 CONSUMER_WARPS = "4 * self.warpgroups"
@@ -129,8 +130,8 @@ def wanted(plan_set: BackwardPlanSet) -> Events:
     methods["kernel"] = _kernel(plan_set)
     methods["prepare"] = _count("grid launch")
     methods["finish"] = _count("grid wait")
-    if plan_set.plans[0].mask.form.tables:
-        methods["fill_tables"] = _count("grid launch")
+    for kernel in kernels_of(plan_set.plans[0].mask.form)[-1:]:
+        methods[f"fill_{kernel}"] = _count("grid launch")
     # Of a cluster, and where tiles wait for others, the first one, too.
     methods["load"] = _count(*("next_tile",) * (2 if splits or deterministic else 1))
     if not splits:

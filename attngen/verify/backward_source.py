@@ -16,7 +16,7 @@ from attngen.source import parse_python
 from attngen.verify.backward_ledger import CONSUMER_WARPS, event, kernel_path, ledger_faults
 from attngen.verify.ledger import dotted
 from attngen.verify.source import SourceError, general_faults, meta_of, unparsable
-from attngen.verify.tables import table_faults
+from attngen.verify.tables import LAUNCHED, kernels_of, table_faults
 
 CLASS = "AttentionBackward"
 _ELEMENT = {DType.BF16: "cutlass.BFloat16", DType.FP16: "cutlass.Float16"}
@@ -289,7 +289,7 @@ def _launches(methods: Mapping[str, ast.FunctionDef], p: BackwardPlan) -> Iterat
             given = {k.arg: _literal(k.value) for k in n.keywords}
             cluster = tuple(given.get("cluster", (1, 1, 1)))
             found.append((dotted(n.func.value.func), given.get("use_pdl", False), cluster))
-    launches = {**({"fill": False} if p.mask.form.tables else {}), **_LAUNCHES}
+    launches = {**{LAUNCHED[k]: False for k in kernels_of(p.mask.form)}, **_LAUNCHES}
     wanted = [(k, pdl, p.launch.cluster if k == "kernel" else (1, 1, 1)) for k, pdl in launches.items()]
     if found != wanted:
         yield f"launches (kernel, programmatic, cluster) {found}, not {wanted}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from attngen.ir.plan import Buffer, KernelPlan, PlanSet
+from attngen.ir.tables import Extreme, cover
 from attngen.targets import sm90
 
 MAX_PLANS = 3
@@ -197,6 +198,8 @@ def _mask(plan: KernelPlan) -> Iterator[Check]:
     yield mask.test == "elements" or mask.form.is_exact, "mask: limits cannot decide a residual"
     yield mask.has_right_edge or mask.form.is_full or _only_lower(plan), "mask: no masked tiles for a right edge"
     yield mask.has_interior or not mask.form.is_full, "mask: a full mask without unmasked tiles"
+    extremes = any(isinstance(t, Extreme) for t in mask.form.tables)
+    yield not extremes or cover(plan.compute.tile_m), "mask: two windows of rows do not cover a tile"
     yield not mask.has_left_edge or mask.has_interior, "mask: a left edge without an interior"
     alone = plan.compute.warpgroups == 1
     yield not mask.ranges_per_warpgroup or (one and not alone), "mask: nothing to tell warpgroups apart"

@@ -8,6 +8,7 @@ import ast
 from collections.abc import Iterator
 
 from attngen.ir.forms import MaskForm
+from attngen.ir.tables import Extreme, axes_of
 from attngen.verify.ledger import dotted
 
 _LAUNCH_DEPENDENTS = "cute.arch.griddepcontrol_launch_dependents"
@@ -17,7 +18,7 @@ _WAIT = "cute.arch.griddepcontrol_wait"
 def table_faults(tree: ast.Module, owner: str, form: MaskForm, meta: object) -> Iterator[str]:
     """What the text says of tables that `form` does not, or the other way round."""
     stated = meta.get("tables", []) if isinstance(meta, dict) else []
-    if stated != [{"name": t.name, "dims": list(t.dims)} for t in form.tables]:
+    if stated != [{"name": t.name, "dims": axes_of(t)} for t in form.tables]:
         yield "ATTN_META lists other tables"
     methods = {
         n.name: n
@@ -26,17 +27,30 @@ def table_faults(tree: ast.Module, owner: str, form: MaskForm, meta: object) -> 
         for n in scope.body
         if isinstance(n, ast.FunctionDef)
     }
-    found = [n for n in methods if n == "tables_in" or n.startswith("fill_")]
-    if len(found) != (len(form.tables) + 2 if form.tables else 0) or not {"tables_in", "fill_tables"} >= {*found[:2]}:
+    kernels = {f"fill_{k}": k for k in kernels_of(form)}
+    found = [n for n in methods if n.startswith("fill_")]
+    filled = [n.removeprefix("fill_") for n in found if n not in kernels]
+    if len(filled) != len(form.tables) or not kernels.keys() <= {*found} or ("tables_in" in methods) != bool(kernels):
         yield f"{owner} has the methods {', '.join(found) or 'of no table'} for {len(form.tables)} tables"
     elif form.tables:
-        for name in (n.removeprefix("fill_") for n in found[2:]):  # a name may have been changed for the kernel
+        for name in filled:  # a name may have been changed for the kernel
             if _stored(methods[f"fill_{name}"]) != [f"p.{name}"]:
                 yield f"{owner}.fill_{name} does not store p.{name}, or more"
-        if _calls(methods["fill_tables"], _LAUNCH_DEPENDENTS) != 1:
-            yield f"{owner}.fill_tables does not let the next grid begin"
+        for kernel, last in zip(kernels, (*[False] * (len(kernels) - 1), True), strict=True):
+            if _calls(methods[kernel], _LAUNCH_DEPENDENTS) != last:
+                yield f"{owner}.{kernel} does not let the next grid begin, or too early"
         yield from _waits(methods["kernel"], owner)
-        yield from _launches(methods["__call__"], owner)
+        yield from _launches(methods["__call__"], owner, [LAUNCHED[k] for k in kernels.values()])
+
+
+#: Kernels that fill tables, in the order of their launches, and the name by which `__call__` launches each.
+LAUNCHED = {"tables": "fill", "extremes": "extremes"}
+
+
+def kernels_of(form: MaskForm) -> list[str]:
+    """Which of `LAUNCHED` a form needs."""
+    wanted = {"extremes" if isinstance(t, Extreme) else "tables" for t in form.tables}
+    return [k for k in LAUNCHED if k in wanted]
 
 
 def _stored(method: ast.AST) -> list[str]:
@@ -58,8 +72,8 @@ def _waits(kernel: ast.FunctionDef, owner: str) -> Iterator[str]:
     yield f"{owner}.kernel reads tables before it waits for them"
 
 
-def _launches(call: ast.FunctionDef, owner: str) -> Iterator[str]:
-    """The first launch fills the tables, alone under `build_tables != 0`; the main kernel may begin during it."""
+def _launches(call: ast.FunctionDef, owner: str, wanted: list[str]) -> Iterator[str]:
+    """The first launches fill the tables, alone under `build_tables != 0`; the main kernel may begin during them."""
     launches = [
         n for n in ast.walk(call) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
         and n.func.attr == "launch" and isinstance(n.func.value, ast.Call)
@@ -69,8 +83,10 @@ def _launches(call: ast.FunctionDef, owner: str) -> Iterator[str]:
                and isinstance(n.func.value, ast.Call)]  # fmt: skip
     guarded = [m for n in ast.walk(call) if isinstance(n, ast.If) and ast.unparse(n.test) == "build_tables != 0"
                for m in ast.walk(n) if m in launches]  # fmt: skip
-    if kernels[:1] != ["fill"] or kernels.count("fill") != 1 or guarded != launches[:1]:
-        yield f"{owner}: tables are filled by {', '.join(kernels) or 'nothing'}; `fill` comes first, if it is asked for"
+    count = len(wanted)
+    if kernels[:count] != wanted or {*wanted} & {*kernels[count:]} or guarded != launches[:count]:
+        first = ", ".join(f"`{w}`" for w in wanted)
+        yield f"{owner} launches {', '.join(kernels) or 'nothing'}; {first} comes first, if it is asked for"
     main = next((n for n, k in zip(launches, kernels, strict=True) if k == "kernel"), None)
     if main is None or not any(k.arg == "use_pdl" for k in main.keywords):
         yield f"{owner}.kernel is not launched to wait for the grid before"

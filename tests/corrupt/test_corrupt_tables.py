@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from functools import cache
 from typing import Any
 
@@ -83,3 +84,32 @@ def test_filled_after_they_are_read() -> None:
     first, last = text.index("        prepare(\n", launch), text.index("        kernel(\n", launch)
     moved = text[:launch] + text[first:last] + text[launch:first] + text[last:]
     assert any("`fill` comes first" in f for f in faults("backward", moved))
+
+
+UNSORTED = load_spec("""attn 1
+attention late {
+  head_dim = 64
+  tensor doc: i32[batch, seqlen_kv] sorted
+  tensor own: i32[batch, seqlen_q]
+  mask = own[b, q_idx] == doc[b, kv_idx]
+}
+""")
+
+
+def test_extremes_come_after_what_they_are_of() -> None:
+    """Two kernels, the second about tables of the first: in this order, and only the second lets the main one begin."""
+    plans = plan(UNSORTED)
+    text = emit(plans).text
+    assert [t["name"] for t in source.meta_of(ast.parse(text))["tables"]] == [
+        "doc_first", "doc_end", "doc_first_least", "doc_first_greatest", "doc_end_least", "doc_end_greatest"
+    ]  # fmt: skip
+    first, second = text.index("            fill(\n"), text.index("            extremes(\n")
+    end = text.index("        kernel = self.kernel\n", second)
+    swapped = text[:first] + text[second:end] + text[first:second] + text[end:]
+    early = text.replace(
+        '"""Tables of positions: one thread for an element of each."""\n',
+        '"""Tables of positions."""\n        cute.arch.griddepcontrol_launch_dependents()\n',
+    )
+    assert source.source_faults(text, plans) == []
+    assert any("`fill`, `extremes` comes first" in f for f in source.source_faults(swapped, plans))
+    assert any("or too early" in f for f in source.source_faults(early, plans))

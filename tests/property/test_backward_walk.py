@@ -19,7 +19,7 @@ from attngen.ir.spec import AttentionSpec, ParamDecl, TensorDecl
 from attngen.ir.types import DType
 
 B, HEADS = 2, [(2, 2), (2, 1)]
-NAMES = ("start", "doc", "first", "flag", "row_flag", "slopes", "bias")
+NAMES = ("start", "doc", "first", "late", "flag", "row_flag", "slopes", "bias")
 tiles = st.sampled_from([(2, 3), (3, 2), (4, 4), (1, 1), (5, 8), (16, 16)])
 lengths = st.tuples(st.integers(1, 9), st.integers(1, 9))
 

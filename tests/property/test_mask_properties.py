@@ -43,7 +43,7 @@ from attngen.ref.evaluate import evaluate
 from attngen.ref.tables import table_values
 
 BATCH, HEADS = 2, 2
-TENSOR_NAMES = ("start", "doc", "first", "flag", "row_flag")
+TENSOR_NAMES = ("start", "doc", "first", "late", "flag", "row_flag")
 
 
 def tensors_for(sq: int, skv: int, seed: int) -> dict[str, torch.Tensor]:
@@ -56,6 +56,7 @@ def tensors_for(sq: int, skv: int, seed: int) -> dict[str, torch.Tensor]:
         "start": ints(BATCH),
         "doc": ints(BATCH, skv).sort(-1).values,
         "first": ints(BATCH, sq).sort(-1).values,
+        "late": ints(BATCH, sq),
         "flag": ints(BATCH, skv) > 2,
         "row_flag": ints(BATCH, sq) > 2,
     }
@@ -135,7 +136,9 @@ def check(mask: X, sq: int, skv: int, params: dict[str, int], seed: int, exact: 
 small = st.integers(-4, 9).map(x)
 #: The document of a row, whose position may lie before the first key.
 DOC_Q = load("doc", B, f("clamp", QP, 0, SK - 1))
-leaves = st.sampled_from([K, K, K, Q, QP, QP, W, P, C, SQ, SK, H, B, START, FIRST, DOC_K, DOC_K, DOC_Q]) | small
+#: A row's own value, in no order.
+LATE = load("late", B, Q)
+leaves = st.sampled_from([K, K, K, Q, QP, QP, W, P, C, SQ, SK, H, B, START, FIRST, LATE, DOC_K, DOC_K, DOC_Q]) | small
 
 
 def numbers(inner: st.SearchStrategy[X]) -> st.SearchStrategy[X]:

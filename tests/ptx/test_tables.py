@@ -30,13 +30,18 @@ TIMES = """
 UNION = """
   tensor doc: i32[batch, seqlen_kv] sorted
   mask = doc[b, q_pos] != doc[b, kv_idx] or kv_idx < 3"""
+#: Nothing is sorted: bounds of tiles come from extremes of rows. Rows that see all, others that start late.
+UNSORTED = """
+  tensor start: i32[batch, heads_q, seqlen_q]
+  tensor marks: bool[batch, seqlen_q]
+  mask = kv_idx >= start[b, h, q_idx] and kv_idx <= q_pos or marks[b, q_idx]"""
 
 
 def spec_of(body: str, name: str = "tabled", more: str = "") -> AttentionSpec:
     return load_spec(f"attn 1\nattention {name} {{\n  head_dim = 64{body}\n{more}}}\n")
 
 
-@pytest.mark.parametrize("body", [CAUSAL, BOTH_WAYS, TIMES, UNION])
+@pytest.mark.parametrize("body", [CAUSAL, BOTH_WAYS, TIMES, UNION, UNSORTED])
 def test_forward(body: str) -> None:
     spec = spec_of(body)
     module, _ = compile_spec(spec)
@@ -45,7 +50,7 @@ def test_forward(body: str) -> None:
 
 
 @pytest.mark.parametrize("more", ["", "  backward { deterministic = true }\n"], ids=["", "deterministic"])
-@pytest.mark.parametrize("body", [CAUSAL, TIMES, UNION])
+@pytest.mark.parametrize("body", [CAUSAL, TIMES, UNION, UNSORTED])
 def test_backward(body: str, more: str) -> None:
     spec = spec_of(body, more=more)
     made = kernels(spec)

@@ -11,6 +11,7 @@ from builders import CAUSAL, DOC_K, FLAG_K, MASKS, QP, SK, SQ, START, B, C, H, K
 from attngen.ir.expr import Expr
 from attngen.ir.forms import Clause
 from attngen.ir.spec import ParamDecl
+from attngen.ir.tables import Table
 from attngen.ir.types import DType, Type
 from attngen.passes.mask_form import mask_form
 from attngen.ref.evaluate import evaluate
@@ -111,7 +112,7 @@ DOC_Q, OTHER, OTHER_K = load("doc", B, QP), load("other", B, Q), load("other", B
 def test_sorted_tensors_at_the_key(mask: X, lower: str | None, upper: str | None, tables: list[str]) -> None:
     form = mask_form(spec(mask, tensors=("doc",)))
     assert [texts(c) for c in form.clauses] == [(lower, upper, None, None)]
-    found = [f"{t.name} {print_expr(t.value)}{' sorted' * t.sorted}" for t in form.tables]
+    found = [f"{t.name} {print_expr(t.value)}{' sorted' * t.sorted}" for t in form.tables if isinstance(t, Table)]
     assert sorted(found) == sorted(tables)
 
 
@@ -121,6 +122,13 @@ def test_no_table_where_it_would_not_say_the_same() -> None:
     for mask in (OTHER_K < 3, pair, load("doc", K, Q) < 3, load("doc", B, K % 3) < 3):
         form = mask_form(spec(mask, tensors=("doc",)))
         assert not form.tables and form.clauses[0].residual == mask.e
+
+
+def test_no_extremes_where_every_tile_is_live_anyway() -> None:
+    """Longformer: any key may be global, so that nothing is skipped, whatever the rows are."""
+    row = load("row_flag", B, Q, dtype=DType.BOOL)
+    assert mask_form(spec(CAUSAL | row)).tables
+    assert not mask_form(spec(CAUSAL | row | FLAG_K)).tables
 
 
 def test_forms_without_tables_are_written_as_before() -> None:
@@ -141,8 +149,17 @@ def test_sorted_tensor_bounds_rows() -> None:
     (t,) = mask_form(spec(load("first", B, Q) <= K, tensors=("first",))).bounds
     assert print_expr(t.lower_min) == "min(max(first[b, q_lo], 0), seqlen_kv)"
     assert print_expr(t.lower_max) == "min(max(first[b, q_hi], 0), seqlen_kv)"
-    (t,) = mask_form(spec(load("other", B, Q) <= K)).bounds
-    assert (print_expr(t.lower_min), print_expr(t.lower_max)) == ("0", "seqlen_kv")
+    form = mask_form(spec((load("other", B, Q) <= K) & load("row_flag", B, Q, dtype=DType.BOOL)))
+    (t,) = form.bounds
+    last = "max(q_hi // 64 - 1, q_lo // 64)"
+    least, most = (f"other_{n}[b, q_lo // 64], other_{n}[b, {last}]" for n in ("least", "greatest"))
+    assert print_expr(t.lower_min) == f"min(max(min({least}), 0), seqlen_kv)"
+    assert print_expr(t.lower_max) == f"min(max(max({most}), 0), seqlen_kv)"
+    some = f"max(row_flag_greatest[b, q_lo // 64], row_flag_greatest[b, {last}])"
+    assert print_expr(t.upper_max) == f"seqlen_kv if {some} != 0 else 0"
+    assert [(t.name, t.dims) for t in form.tables] == [
+        (f"{n}_{which}", ("batch", "seqlen_q")) for n in ("other", "row_flag") for which in ("least", "greatest")
+    ]
 
 
 @pytest.mark.parametrize(

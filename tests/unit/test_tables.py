@@ -7,7 +7,7 @@ import torch
 from builders import positions
 
 from attngen.emit.module import emit
-from attngen.ir.tables import words
+from attngen.ir.tables import Table, cover, words
 from attngen.passes.mask_form import mask_form
 from attngen.plan_text import describe
 from attngen.ref import interp
@@ -69,7 +69,38 @@ def test_values() -> None:
     found = table_values(form.tables, env, {"kv": kv, "when": when})
     assert found["kv_first"][0].tolist() == [2, 0, 5, 5, 6] and found["kv_end"][0].tolist() == [5, 0, 5, 6, 6]
     assert ((found["kv_first"][1] >= 0) & (found["kv_end"][1] <= 6)).all()
-    assert [t.sorted for t in form.tables] == [False, False]
+    assert [t.sorted for t in form.tables if isinstance(t, Table)] == [False, False]
+    # without a promise about `when`, tiles are bounded by the extremes of windows of 128 rows
+    assert found["kv_first_least"][0].tolist() == [0] and found["kv_end_greatest"][0].tolist() == [6]
+
+
+def test_extremes() -> None:
+    """Windows of 128 rows, 64 apart; rows past the end count as the last one; two windows cover any tile."""
+    form = mask_form(spec("kv_idx >= start[b, h, q_idx]", "tensor start: i32[batch, heads_q, seqlen_q]"))
+    start = torch.randint(0, 99, (2, 3, 300), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    env = positions(300, 100, 2, 3)
+    found = table_values(form.tables, env, {"start": start})
+    least = found["start_least"]
+    assert least.shape == (2, 3, 5)
+    assert all(torch.equal(least[..., i], start[..., 64 * i : 64 * i + 128].amin(-1).long()) for i in range(5))
+    (bounds,) = form.bounds
+    for q_lo, rows in ((0, 64), (64, 128), (128, 192), (0, 256), (80, 80), (96, 96), (63, 193), (299, 1), (112, 112)):
+        tile = {**env, "q_lo": torch.tensor(q_lo), "q_hi": torch.tensor(min(q_lo + rows, 300) - 1)}
+        here = start[:, :, q_lo : q_lo + rows]
+        low = evaluate(bounds.lower_min, tile, found)[:, :, 0, 0]
+        high = evaluate(bounds.lower_max, tile, found)[:, :, 0, 0]
+        assert (low <= here.amin(-1)).all() and (high >= here.amax(-1)).all()
+        if q_lo % 64 == 0 and rows % 128 == 0:
+            assert torch.equal(low, here.amin(-1).long()) and torch.equal(high, here.amax(-1).long())
+
+
+def test_which_tiles_two_windows_cover() -> None:
+    assert [n for n in range(16, 321, 16) if cover(n)] == [*range(16, 193, 16), 256]
+    for rows in (16, 80, 112, 128, 176, 192, 256):
+        for first in range(0, 20 * rows, rows):
+            i, j = first // 64, (first + rows - 1) // 64
+            held = {*range(64 * i, 64 * i + 128), *range(64 * max(j - 1, i), 64 * max(j - 1, i) + 128)}
+            assert {*range(first, first + rows)} <= held
 
 
 def test_words() -> None:
