@@ -43,7 +43,7 @@ class Lookups:
 
         Two windows of rows cover a tile (`ir.tables.ROW_WINDOW`), with up to a block of rows around it.
         """
-        if e.type is Type.FLOAT or reads_key(e):
+        if self._ragged or e.type is Type.FLOAT or reads_key(e):
             return None
         first = apply("floordiv", Q_LO, const(ROW_BLOCK))
         last = apply("max", apply("sub", apply("floordiv", Q_HI, const(ROW_BLOCK)), const(1)), first)

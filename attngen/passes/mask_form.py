@@ -35,9 +35,8 @@ def mask_form(spec: AttentionSpec, mask: Expr | None = None) -> MaskForm:
     facts = facts.with_tables(lookups.tables)
     drafts, whole = clauses_of(formula, facts)
     clauses = tuple(clause_of(d) for d in drafts)
-    if not any(
-        c == Clause(residual=c.residual) for c in clauses
-    ):  # which makes every tile live, whatever the others do
+    # A clause of all keys with a residual makes every tile live, whatever the others do.
+    if not any(c == Clause(residual=c.residual) for c in clauses):
         facts = replace(facts, extremes=lookups.extremes)
     bounds = tuple(tile_bounds(c, facts) for c in clauses)
     read = {
