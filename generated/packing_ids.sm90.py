@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "47e4a10b4b007945faaa09f4b2e8b0406eba0d405cc5d8f60192abe6f66e51e6",
-    "body_sha256": "047bc683e204548b8cc08b688b4e8b40c6fd7f8bc8d13518a580065c1b23f9e4",
+    "body_sha256": "89737847e3983fb2457ae73945580b9e9b7e3abadd816bbc0a36f1e799dd2a6c",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -344,9 +344,14 @@ class AttentionForward:
         seqlen_kv, heads_kv = (cute.size(mK, mode=[mode]) for mode in (0, 2))
         (
             doc_first,
-        ), positions = self.tables_in(tables, batch, heads_q, seqlen_q)
+        ) = self.tables_in(tables, batch, heads_q, seqlen_q)
+        positions = self.largest(
+            doc_first,
+        )
         fill = self.fill_tables
-        fill.set_name_prefix(ATTN_META["kernel_id"] + "_tables", remove_cutlass_symbol=True, keep_mangled_name=False)
+        fill.set_name_prefix(
+            ATTN_META["kernel_id"] + "_tables", remove_cutlass_symbol=True, keep_mangled_name=False
+        )
         if build_tables != 0:
             fill(
                 Int32(batch), Int32(heads_q), Int32(heads_kv), Int32(seqlen_q), Int32(seqlen_kv),
@@ -477,8 +482,8 @@ class AttentionForward:
     # ---- mask: tables ------------------------------------------------------------------------------------------------
 
     def tables_in(self, workspace, batch, heads_q, seqlen_q):
-        """The tables, one after the other in an int32 workspace, and the elements of the largest."""
-        found, first, positions = [], Int64(0), Int32(1)
+        """The tables, one after the other in an int32 workspace."""
+        found, first = [], Int64(0)
         for shape in (
             (batch, seqlen_q),  # doc_first
         ):
@@ -488,8 +493,26 @@ class AttentionForward:
             layout = cute.make_layout(shape, stride=tuple(strides[1:]))
             found.append(cute.make_tensor(workspace.iterator + first, layout))
             first += strides[0]
-            positions = cutlass.max(positions, Int32(strides[0]))
-        return found, positions
+        return found
+
+    def largest(self, *tables):
+        """Elements of the largest table."""
+        most = Int32(1)
+        for x in tables:
+            most = cutlass.max(most, cute.size(x))
+        return most
+
+    def problem(self, batch, heads_q, heads_kv, seqlen_q, seqlen_kv, **named):
+        """The problem, as expressions read it."""
+        return SimpleNamespace(
+            batch=batch,
+            heads_q=heads_q,
+            heads_kv=heads_kv,
+            seqlen_q=seqlen_q,
+            seqlen_kv=seqlen_kv,
+            qhead_per_kvhead=heads_q // heads_kv,
+            **named,
+        )
 
     @cute.kernel
     def fill_tables(
@@ -502,17 +525,12 @@ class AttentionForward:
         doc: cute.Tensor,
         doc_first: cute.Tensor,
     ):
-        """One thread for an element of every table."""
+        """Tables of positions: one thread for an element of each."""
         cute.arch.griddepcontrol_launch_dependents()  # which wait for the end of this grid
         tidx, _, _ = cute.arch.thread_idx()
         tile, _, _ = cute.arch.block_idx()
-        p = SimpleNamespace(  # the problem
-            batch=batch,
-            heads_q=heads_q,
-            heads_kv=heads_kv,
-            seqlen_q=seqlen_q,
-            seqlen_kv=seqlen_kv,
-            qhead_per_kvhead=heads_q // heads_kv,
+        p = self.problem(
+            batch, heads_q, heads_kv, seqlen_q, seqlen_kv,
             doc=doc,
             doc_first=doc_first,
         )
@@ -522,7 +540,7 @@ class AttentionForward:
 
     @cute.jit
     def fill_doc_first(self, p, slot: Int32):
-        """doc_first: how many elements of doc[b] below doc[b, q_pos]."""
+        """doc_first: how many elements of doc[b] are below doc[b, q_pos]."""
         q_idx, slot = slot % p.seqlen_q, slot // p.seqlen_q
         b = slot
         q_pos = q_idx + p.seqlen_kv - p.seqlen_q
