@@ -28,6 +28,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "gemma2_local": {"keys": 50, "cap": 2.0},
     "gpt_oss_local": {"window": 29},
     "longformer": {"half": 16},
+    "bd3lm": {"half": 70, "size": 8},
+    "swin_shifted": {"across": 2, "down": 2},
+    "dinat": {"height": 15, "width": 16},
 }
 SQUARE, WIDE, TALL = Shape(1, 2, 1, 131, 131), Shape(2, 2, 2, 60, 203), Shape(1, 3, 1, 200, 77)
 SMALLER = Shape(1, 2, 1, 90, 131)
@@ -52,6 +55,13 @@ FULL = written(64)
         ("gpt_oss_local", ("sinks",), (SQUARE, TALL)),
         ("longformer", (), (Shape(1, 1, 1, 300, 300),)),
         ("mla_prefill", (), (SQUARE,)),
+        # unions of intervals, rows that see all; terms of a row and of a key; a table by two offsets, windows by batch
+        ("bd3lm", (), (Shape(1, 2, 1, 140, 140),)),
+        ("bigbird", (), (Shape(1, 1, 1, 400, 400),)),
+        ("forgetting", ("decay",), (SQUARE,)),
+        ("swin_shifted", ("table",), (Shape(4, 2, 2, 49, 49),)),
+        ("tree_verify", (), (Shape(2, 2, 1, 40, 140),)),
+        ("dinat", (), (Shape(1, 1, 1, 240, 240),)),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
