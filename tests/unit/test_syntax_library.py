@@ -52,6 +52,9 @@ def kept(mask: str, seqlen_q: int = 1000, seqlen_kv: int = 1000, **tensors: torc
         ("neighborhood_2d(16, 16, 2)", (256, 256), 6400),
         ("neighborhood_2d_dilated(16, 16, 2, 1)", (256, 256), 6400),
         ("neighborhood_2d_dilated(16, 16, 2, 3)", (256, 256), 6400),
+        ("neighborhood_3d(6, 5, 4, 1, 1)", (120, 120), 6 * 3 * 5 * 3 * 4 * 3),
+        ("sliding_tiles(5, 4, 8, 1)", (160, 160), 5 * 3 * 4 * 3 * 8 * 8),
+        ("causal and dilated_window(3, 4)", (100, 100), sum(min(p // 4 + 1, 3) for p in range(100))),
         ("bigbird(64)", (1024, 1024), 409600),
         ("streaming(128, 4)", (1000, 1000), 119872 + 1 + 2 + 3 + 4 * 869),
         ("causal and dilated(4)", (100, 100), sum(p // 4 + 1 for p in range(100))),
@@ -85,6 +88,7 @@ def test_kept_pairs_of_masks_with_tensors() -> None:
     keep = torch.rand(1, 1, 20, 30) < 0.5
     assert kept("dense_mask(keep)", 20, 30, keep=keep) == int(keep.sum())
     assert kept("key_mask(marks)", 10, 1000, marks=marks) == 40
+    assert kept("media(image, 16)", 5, 48, image=torch.tensor([[0, 2, 2, -1, 3]])) == 3 * 16
 
 
 def value(score: str, names: str = "", **params: float) -> Expr:
