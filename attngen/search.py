@@ -58,7 +58,8 @@ def plan_candidate(spec: AttentionSpec, form: MaskForm, candidate: Candidate, o_
     compute = plan_compute(spec, form, candidate)
     if isinstance(compute, Reject):
         return compute
-    memory = plan_memory(compute, spec.schedule.stages, o_in_q)
+    by_distance = compute.has_score and score_form(spec.score, "kv", spec).distance is not None
+    memory = plan_memory(compute, spec.schedule.stages, o_in_q, by_distance)
     if isinstance(memory, Reject):
         return memory
     mask = plan_mask(form, compute.warpgroups)

@@ -38,7 +38,7 @@ wanted windows
 raw scale has_bit word
 ORDER_WARPS TOLD order order_words place row_tiles rows_q seq_order sequence sequences start_kv start_q total_kv total_q
 raw scale has_bit word loads start address row_of read_pairs read_wide read_apart fetch_score load_word
-half_bf16 half_fp16 instruction kind count frag width first place pair
+half_bf16 half_fp16 distance distances instruction kind count frag width first place pair x_0
 """
 #: Words that the generated file defines or that Python and the DSL give a meaning; a name of a spec that is one of them
 #: gets a trailing underscore in the kernel.

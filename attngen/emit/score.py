@@ -22,6 +22,7 @@ FORMULA_WIDTH = 44
 _SHIFT_NOTE = ": what all its keys have in common, in log2 units, then what `score` takes"
 #: `x * LOG2E` is x in log2 units.
 _LOG2E = Param(type=Type.FLOAT, name="%LOG2E")
+ARGUMENTS = frozenset({"b", "h", "q_idx", "kv_idx"})
 _ROW = {"kv": frozenset({"b", "h", "q_idx"}), "q": frozenset({"b", "h", "kv_idx"})}
 
 
@@ -71,14 +72,19 @@ class ScoreView:
     shift_note: str
     result: str
     units: str
+    has_loads: bool
     has_streams: bool
     streams: tuple[StreamView, ...]
+    has_distance: bool
+    distance_bindings: tuple[str, ...]
+    distance: str
+    units_note: str
     has_factor: bool
     factor_bindings: tuple[str, ...]
     factor: str
 
 
-NO_SCORE = ScoreView(False, False, (), (), (), "", "", "", "", "", False, (), False, (), "")
+NO_SCORE = ScoreView(False, False, (), (), (), "", "", "", "", "", False, False, (), False, (), "", "", False, (), "")
 
 
 def spell_score(printer: CutePrinter, form: ScoreForm, *, whole: bool = False) -> ScoreView:
@@ -110,6 +116,10 @@ def spell_score(printer: CutePrinter, form: ScoreForm, *, whole: bool = False) -
     if form.streams:
         kinds = ("Int32" if s.dtype is DType.I32 else "Float32" for s in form.streams)
         bindings = (*(f"load_{k} = {kind}(loads[{k}])" for k, kind in enumerate(kinds)), *bindings)
+    apart_by_distance = [] if form.distance is None else [units(form.distance)]
+    distance_bindings, distance = straight_line(printer, apart_by_distance, ARGUMENTS)
+    if distance:
+        bindings = (f"distance = loads[{len(form.streams)}]", *bindings)
     value, words = _sum(form, factors, texts, whole)
     if form.terms and len(value) > WIDTH:
         names = [f"term_{k}" for k in range(len(texts))]
@@ -130,7 +140,12 @@ def spell_score(printer: CutePrinter, form: ScoreForm, *, whole: bool = False) -
         result=("over `score_factor`" if form.factor is not None else f"in {'natural' if natural else 'log2'} units")
         + (", less `w.shift` of its row" if apart else ""),
         units="self.score_factor(p, b, h)" if lead else f"Float32({'LOG2E' if natural else '1.0'})",
+        has_loads=bool(form.streams) or form.distance is not None,
         has_streams=bool(form.streams),
+        has_distance=form.distance is not None,
+        distance_bindings=distance_bindings,
+        distance="".join(distance),
+        units_note="natural" if natural else "log2",
         streams=tuple(_stream(rows, k, s) for k, s in enumerate(form.streams)),
         has_factor=form.factor is not None,
         factor_bindings=factor_bindings,
@@ -175,7 +190,8 @@ def _log2(e: Expr) -> Expr:
 def _sum(form: ScoreForm, factors: list[str], values: tuple[str, ...] | list[str], whole: bool) -> tuple[str, str]:
     """The sum as nested multiply-adds, what is the same for all rows innermost; and as a formula."""
     shift = ["shift"] if whole and form.shift is not None else []
-    words = [*(["slope * column"] if form.slope is not None else []), *shift]
+    by_distance = ["distance"] if form.distance is not None else []
+    words = [*(["slope * column"] if form.slope is not None else []), *shift, *by_distance]
     text = " + ".join(words)
     for k, (factor, value) in enumerate(zip(factors, values, strict=True)):
         if factor:

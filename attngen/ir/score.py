@@ -48,7 +48,7 @@ class ScoreTerm(Node):
 
 
 class ScoreForm(Node):
-    """score = factor * (scale * s + slope * column + sum(term.factor * term.value)) + shift, in natural units.
+    """score = factor * (scale * s + slope * column + distance + sum(term.factor * term.value)) + shift: natural units.
 
     `column` counts along `axis`, the accumulator's columns: keys from `kv_0`, or queries from `q_0`. None stands for
     a part that the score does not have. All but the terms' values are the same for all columns of the tile: they are
@@ -67,6 +67,9 @@ class ScoreForm(Node):
     terms: tuple[ScoreTerm, ...] = ()
     #: Elements asked for while Q K^T is being computed, two at a time.
     streams: tuple[Stream, ...] = ()
+    #: A sum of terms that read positions only as key minus query (T5's buckets), factors included: a tile of 16 rows
+    #: has tile_n + 15 values of it, which its warp evaluates once each. Reads `q_idx`, `kv_idx`.
+    distance: Expr | None = None
     #: Positive: a maximum over the columns may be taken before it multiplies.
     factor: Expr | None = None
 

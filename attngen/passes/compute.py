@@ -130,7 +130,7 @@ def stream_registers(form: ScoreForm, candidate: Candidate) -> int:
     """What is asked for while Q K^T runs: tile_n / 4 columns, of two rows where they differ; halves lie in pairs."""
     columns = candidate.tile_n // 4
     held = sum(columns * (1 + s.by_row) // (1 if s.dtype.bits == 32 else 2) for s in form.streams)
-    return held + (COORDINATE_REGISTERS if form.streams else 0)
+    return held + (COORDINATE_REGISTERS if form.streams or form.distance is not None else 0)
 
 
 def walk_registers(form: MaskForm) -> int:

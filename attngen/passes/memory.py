@@ -21,10 +21,18 @@ def _kilobytes(n: int) -> str:
     return f"{n / 1024:.0f} KB"
 
 
-def plan_memory(compute: ComputePlan, wanted_stages: int | None, o_in_q: bool) -> MemoryPlan | Reject:
+def distance_values(tile_n: int) -> int:
+    """Values of a score by distance that a warp keeps for a tile of 16 rows: tile_n + 15, whole turns of 32 lanes."""
+    return -(-(tile_n + 15) // 32) * 32
+
+
+def plan_memory(
+    compute: ComputePlan, wanted_stages: int | None, o_in_q: bool, by_distance: bool = False
+) -> MemoryPlan | Reject:
     """Lay out Q, K, V and O in shared memory.
 
-    Rewrite   (tiles, head dims) -> sQ, sK[stages], sV[stages], sO (its own, or in Q's bytes) behind the mbarriers
+    Rewrite   (tiles, head dims) -> sQ, sK[stages], sV[stages], sO (its own, or in Q's bytes) behind the mbarriers, and
+              sDistance where the score has a part by distance
     Keeps     1024-byte alignment of every buffer (128-byte swizzle)
     Rejects   tiles that leave no room for two KV stages, or for as many as were asked for; O wider than the Q whose
               bytes it takes
@@ -35,7 +43,9 @@ def plan_memory(compute: ComputePlan, wanted_stages: int | None, o_in_q: bool) -
     stage = c.tile_n * (c.head_dim_qk_padded + c.head_dim_v_padded) * 2
     if o_in_q and o > q:
         return Reject("memory", f"O ({_kilobytes(o)}) does not fit in the bytes of Q ({_kilobytes(q)})", o / q)
-    fixed = BARRIER_BYTES + q + (0 if o_in_q else o)
+    per_warp = distance_values(c.tile_n)
+    distances = aligned(4 * c.warpgroups * per_warp * 4) if by_distance else 0
+    fixed = BARRIER_BYTES + q + (0 if o_in_q else o) + distances
     fit = (sm90.SMEM_BYTES - fixed) // stage
     stages = wanted_stages or min(max(-(-KEYS_IN_FLIGHT // c.tile_n), 2), 6, max(fit, 2))
     k_bytes = aligned(stages * c.tile_n * c.head_dim_qk_padded * 2)
@@ -48,7 +58,7 @@ def plan_memory(compute: ComputePlan, wanted_stages: int | None, o_in_q: bool) -
             f"Q {_kilobytes(q)}" + ("" if o_in_q else f", O {_kilobytes(o)}"),
             total / sm90.SMEM_BYTES,
         )
-    buffers = (
+    buffers: tuple[Buffer, ...] = (
         Buffer(name="sQ", bytes=q, shape=(64, c.head_dim_qk_padded, c.warpgroups)),
         Buffer(
             name="sO",
@@ -59,6 +69,8 @@ def plan_memory(compute: ComputePlan, wanted_stages: int | None, o_in_q: bool) -
         Buffer(name="sK", bytes=k_bytes, shape=(c.tile_n, c.head_dim_qk_padded, stages)),
         Buffer(name="sV", bytes=v_bytes, shape=(c.tile_n, c.head_dim_v_padded, stages)),
     )
+    if by_distance:
+        buffers = (*buffers, Buffer(name="sDistance", bytes=distances, shape=(per_warp, 4 * c.warpgroups, 2)))
     return MemoryPlan(
         kv_stages=stages,
         buffers=buffers,

@@ -14,9 +14,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal
 
-from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, atoms_of, const, params_of, rewrite, substitute
+from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, atoms_of, const, params_of, rewrite, substitute, walk
 from attngen.ir.functions import STEPS, apply
-from attngen.ir.linear import KV_IDX, Q_IDX, Linear, expr_of, linear_of
+from attngen.ir.linear import COMPARE, KV_IDX, Q_IDX, Linear, expr_of, linear_of
 from attngen.ir.score import COLUMN, KV_0, LOAD, Q_0, RAW, SCALE, ScoreForm, ScoreTerm, Stream
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Type
@@ -26,6 +26,9 @@ ONE, S = const(1.0), Atom(type=Type.FLOAT, name="s")
 LEAST = 1e-30
 #: What a sum is made of.
 _SUMS = frozenset(("add", "sub", "neg", "mul", "div", "float"))
+_PLACES = frozenset(("q_idx", "q_pos", "kv_idx"))
+#: Operations of a value that are evaluated for each element; more are looked up where key minus query decides them.
+CHEAP = 6
 Axis = Literal["kv", "q"]
 _MOVING = {"kv": frozenset(("kv_idx",)), "q": frozenset(("q_idx", "q_pos"))}
 
@@ -50,8 +53,9 @@ class _Split:
     def form(self, score: Expr) -> ScoreForm:
         parts = self.parts_of(score)
         scale, slope, shift = (parts.pop(x, None) for x in (S, COLUMN, ONE))
+        distance = self.distance_of(parts)
         factor = None
-        if len(parts) == 1 and scale is None and slope is None:
+        if distance is None and len(parts) == 1 and scale is None and slope is None:
             ((x, f),) = parts.items()
             factor, x = self.taken_out(f, x)
             parts = {x: f if factor is None else ONE}
@@ -60,8 +64,19 @@ class _Split:
         if self.axis == "kv":
             terms = tuple(t.replace(value=self.streamed(t.value, streams)) for t in terms)
         return ScoreForm(
-            axis=self.axis, scale=scale, slope=slope, shift=shift, terms=terms, streams=tuple(streams), factor=factor
-        )
+            axis=self.axis, scale=scale, slope=slope, shift=shift, terms=terms, streams=tuple(streams),
+            distance=distance, factor=factor,
+        )  # fmt: skip
+
+    def distance_of(self, parts: dict[Expr, Expr]) -> Expr | None:
+        """The sum of the parts that cost much and depend on key minus query alone, taken out of `parts`."""
+        total: Expr | None = None
+        for x, factor in list(parts.items()) if self.axis == "kv" else ():
+            moves = atoms_of(factor) & _PLACES or KV_0.name in params_of(factor)
+            if not moves and _by_distance(x) and _is_costly(x):
+                del parts[x]
+                total = _plus(total, _times(factor, x))
+        return total
 
     def streamed(self, value: Expr, streams: dict[Stream, Param]) -> Expr:
         """`value` with loads along the columns as params; notes each in `streams`."""
@@ -175,6 +190,30 @@ class _Split:
         return isinstance(e, Apply) and e.fn in ("mul", "add", "float", "div") and all(map(self.is_positive, e.args))
 
 
+def _by_distance(e: Expr) -> bool:
+    """Whether positions count only as key minus query."""
+    if isinstance(e, Atom):
+        return e.name not in _PLACES and e.name != "s"
+    if isinstance(e, Load):
+        return all(map(_by_distance, e.indices))
+    if not isinstance(e, Apply):
+        return True
+    if e.fn in COMPARE and e.args[0].type is Type.INT:
+        return _by_distance(apply("sub", *e.args))
+    if e.type is Type.INT and e.fn in ("add", "sub", "neg", "mul"):
+        terms = dict(linear_of(e).terms)
+        if terms.pop(Q_IDX, 0) + terms.pop(KV_IDX, 0):
+            return False
+        return all(_by_distance(t) for t in terms if t != e) and e not in terms
+    return all(map(_by_distance, e.args))
+
+
+def _is_costly(e: Expr) -> bool:
+    """Whether to look a value up is cheaper than to evaluate it: it is loaded, or takes more than a few operations."""
+    calls = [n for n in walk(e) if isinstance(n, Apply)]
+    return any(isinstance(n, Load) for n in walk(e)) or len(calls) > CHEAP
+
+
 def _plus(a: Expr | None, b: Expr) -> Expr:
     if a is None:
         return b
@@ -219,6 +258,7 @@ def score_of(form: ScoreForm) -> Expr:
     for factor, value in (
         (form.scale, apply("mul", RAW, SCALE)),
         (form.slope, apply("float", COLUMN)),
+        (None if form.distance is None else ONE, form.distance or ONE),
         *terms,
     ):
         if factor is not None:

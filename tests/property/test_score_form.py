@@ -117,5 +117,24 @@ def test_rows_of_temperatures_cost_an_element_one_product() -> None:
 
 def test_an_index_keeps_the_key() -> None:
     """The key's number stays an atom where no sum of floats holds it."""
-    form = form_of("s + t[abs(q_pos - kv_idx)]", "tensor t: f32[seqlen_kv]")
+    form = form_of("s + t[abs(2 * q_pos - kv_idx)]", "tensor t: f32[seqlen_kv]")
     assert "kv_idx" in atoms_of(form.terms[0].value)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("t[min(abs(q_pos - kv_idx), 7)]", True),
+        ("m[h] * t[(3 if kv_idx > q_idx else 0) + (q_idx - kv_idx) % 3]", True),
+        ("t[kv_idx - seqlen_kv + seqlen_q - q_idx]", True),
+        ("t[q_pos + kv_idx]", False),
+        ("t[kv_idx // 2 - q_idx // 2]", False),
+        ("t[q_idx] * t[abs(q_pos - kv_idx)]", False),
+        ("t[abs(q_pos - kv_idx)] * s", False),
+        ("float(abs(q_pos - kv_idx))", False),
+    ],
+)
+def test_what_key_minus_query_decides(text: str, is_one: bool) -> None:
+    """Cheap values are evaluated in place; a factor by row is none of the distance's."""
+    tensors = "tensor t: f32[seqlen_kv]\n  tensor m: f32[heads_q]"
+    assert (form_of(f"s + {text}", tensors).distance is not None) is is_one

@@ -52,6 +52,16 @@ SCORES: dict[str, tuple[str, dict[str, Any]]] = {
         "  score = s + x[h, q_idx, kv_idx] - y[b, kv_idx] * 0.5 + 0.1 * z[kv_idx - q_idx + 9]\n"
         "  mask = kv_idx <= q_idx + 50 and q_idx - kv_idx < 9", {},
     ),
+    "distances": (
+        "tensor x: bf16[heads_q, 64]\n  param m: float = 0.1\n"
+        "  score = s * 0.5 + m * x[h, clamp(q_pos - kv_idx + 20, 0, 63)] + log2(1.0 + abs(q_idx - kv_idx))\n"
+        "    - m * kv_idx\n"
+        f"  {CAUSAL}", {},
+    ),
+    "buckets of weights": (
+        "normalizer = relu\n  tensor x: f32[heads_q, 16]\n"
+        f"  score = s + x[h, min(int(log2(1.0 + abs(q_pos - kv_idx))), 15)]\n  {CAUSAL}", {},
+    ),
     "no product": ("tensor r: f32[seqlen_q]\n  score = r[q_idx]", {}),
     "capped bias": (
         "tensor bias: bf16[batch, heads_q, seqlen_q, seqlen_kv]\n  param cap: float = 4.0\n"
@@ -70,7 +80,8 @@ def test_forward(name: str) -> None:
     module, _ = compile_spec(spec)
     # an even number of keys, so that pairs of a row are aligned, and an odd one
     for seed, keys in enumerate((150, 67) if "bias" in name or "streams" in name else (150,)):
-        verify(spec, module, 0, Shape(1, 2, 1, 70, keys), seed, given=SCORES[name][1], lse="sigmoid" not in name)
+        softmax = "normalizer" not in SCORES[name][0]
+        verify(spec, module, 0, Shape(1, 2, 1, 70, keys), seed, given=SCORES[name][1], lse=softmax)
 
 
 def test_a_bit_is_what_its_word_says() -> None:
