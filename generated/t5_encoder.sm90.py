@@ -16,9 +16,8 @@ table  (32, heads_q)                     f32, any strides
 q, k, v, o: last axis contiguous, other strides multiples of 8 elements, base 16-byte aligned
 scale  1 unless the call says otherwise
 
-plan 0 tile 128 x 64, kv_stages 6, 1 load warp + 2 warpgroups, registers 24/240, smem 129 KB, linear order; up to
-       256 rows and keys
-plan 1 tile 192 x 64, kv_stages 6, 1 load warp + 3 warpgroups, registers 32/160, smem 145 KB, linear order; longer
+plan 0 tile 192 x 96, kv_stages 4, 1 load warp + 3 warpgroups, registers 32/160, smem 151 KB, linear order; all
+       lengths
 
 names  m* tensor in global memory, g* its tile, s* shared memory, tXsX/tXgX TMA partitions, acc_* fp32 accumulators,
        frag_* operands
@@ -51,13 +50,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "t5_encoder_fwd_sm_90_886807f6",
+    "kernel_id": "t5_encoder_fwd_sm_90_457ddb9c",
     "name": "t5_encoder",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "179838e7cb9806fd20cbf4f7252479be82434b832a2eefb06081956d66fe9a56",
-    "body_sha256": "1cfc21a91a236a5a6e4ac0d0fc48b860973c42f2e68be2806f4443afa232c519",
+    "body_sha256": "e7cbd9e5cd54606e5f2e269c05db3d114f29d83d360be553ca5432f823fd5fc6",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -70,10 +69,9 @@ ATTN_META = {
         {"name": "table", "dtype": "f32", "dims": [32, "heads_q"]},
     ],
     "plans": [
-        {"name": "128x64", "tile_m": 128, "tile_n": 64, "kv_stages": 6, "threads": 384, "smem_bytes": 132096},
-        {"name": "192x64", "tile_m": 192, "tile_n": 64, "kv_stages": 6, "threads": 512, "smem_bytes": 148480},
+        {"name": "192x96", "tile_m": 192, "tile_n": 96, "kv_stages": 4, "threads": 512, "smem_bytes": 154624},
     ],
-    "limits": [256],
+    "limits": [],
 }
 
 ELEMENT = cutlass.BFloat16
@@ -109,23 +107,15 @@ class TilePlan:
 
 PLANS = (
     TilePlan(
-        warpgroups=2,
-        tile_n=64,
-        kv_stages=6,
-        producer_registers=24,
-        consumer_registers=240,
-        l2_group_bytes=0,
-    ),
-    TilePlan(
         warpgroups=3,
-        tile_n=64,
-        kv_stages=6,
+        tile_n=96,
+        kv_stages=4,
         producer_registers=32,
         consumer_registers=160,
         l2_group_bytes=0,
     ),
 )
-LIMITS = (256,)  # PLANS[i] serves max(seqlen_q, seqlen_kv) <= LIMITS[i], the last plan everything longer
+LIMITS = ()  # PLANS[i] serves max(seqlen_q, seqlen_kv) <= LIMITS[i], the last plan everything longer
 
 
 # ---- device helpers ------------------------------------------------------------------------------------------------
@@ -282,6 +272,7 @@ class AttentionForward:
         self.tile_n = plan.tile_n
         self.kv_stages = plan.kv_stages
         self.threads = 128 * (plan.warpgroups + 1)
+        self.distances = -(-(plan.tile_n + 15) // 32) * 32  # values of a score by distance that a warp keeps
 
     # ---- launch: host side -----------------------------------------------------------------------------------------
 
@@ -335,6 +326,7 @@ class AttentionForward:
             sO: cute.struct.Align[cute.struct.MemRange[ELEMENT, cute.cosize(layout_o)], 1024]
             sK: cute.struct.Align[cute.struct.MemRange[ELEMENT, cute.cosize(layout_k)], 1024]
             sV: cute.struct.Align[cute.struct.MemRange[ELEMENT, cute.cosize(layout_v)], 1024]
+            sDistance: cute.struct.Align[cute.struct.MemRange[Float32, 4 * self.warpgroups * self.distances], 1024]
 
         self.shared_storage = SharedStorage
 
@@ -420,6 +412,7 @@ class AttentionForward:
         t = SimpleNamespace(  # tensors and the atoms that move and multiply them
             tma_q=tma_q, tma_k=tma_k, tma_v=tma_v, tma_o=tma_o, mQ=mQ, mK=mK, mV=mV, mO=mO,
             sQ=sQ, sK=sK, sV=sV, sO=sO, mma_qk=mma_qk, mma_pv=mma_pv,
+            distances=storage.sDistance.get_tensor(cute.make_layout((self.distances, 4 * self.warpgroups))),
         )
         bars = storage.mbarriers.data_ptr()
         stages, warps = self.kv_stages, 4 * self.warpgroups
@@ -574,6 +567,7 @@ class AttentionForward:
         warpgroup.fence()
         gemm(w.mma_qk, w.acc_s, w.frag_q, w.frag_k[None, None, None, i % self.kv_stages], False)
         w.acc_o.fill(0.0)
+        self.fetch_score(w, n_block)
         warpgroup.wait_group(0)
         rings.k.release(i)
         self.finish_first(w, n_block, masked)
@@ -603,6 +597,7 @@ class AttentionForward:
         rings.v.wait(i - 1)
         gemm(w.mma_pv, w.acc_o, w.frag_a, w.frag_v[None, None, None, (i - 1) % self.kv_stages], True)
         w.turn.pass_on()
+        self.fetch_score(w, n_block)
         warpgroup.wait_group(1)
         rings.k.release(i)
         self.apply_score(w, n_block)
@@ -662,11 +657,12 @@ class AttentionForward:
             acc_s=acc_s,
             frag_p=frag_p,
             frag_a=as_operand_a(frag_p),
+            distances=t.distances[None, 4 * wg + warp_in_wg],
             acc_o=cute.make_rmem_tensor(thr_pv.partition_shape_C((64, HEAD_DIM_V)), Float32),
             row_ref=cute.make_rmem_tensor((2,), Float32),  # reference: the maximum as of the last rescaling, log2 units
             row_sum=cute.make_rmem_tensor((2,), Float32),  # sum of P over this thread's columns
             o_scale=cute.make_rmem_tensor((2,), Float32),  # what O still has to be multiplied by
-            scale_log2=Float32(LOG2E),  # what makes log2 units of the score, which has applied the scale
+            scale_log2=Float32(1.0),  # what makes log2 units of the score, which has applied the scale
         )
         w.o_scale.fill(1.0)
         n_min, n_max = self.cta_tiles(p, b, h, m_block)
@@ -790,31 +786,55 @@ class AttentionForward:
         """What row q_idx brings to a tile."""
         softmax_scale = p.softmax_scale
         return (
-            softmax_scale,
+            softmax_scale * LOG2E,
         )
 
-    def score(self, p, raw, row, b, h, q_idx, kv_0, column):
-        """scale * raw + term_0, for an element `raw` of Q K^T whose key is kv_0 + column."""
-        (scale,) = row
-        kv_idx = kv_0 + column
+    def fetch_score(self, w, n_block):
+        """What the score reads of this tile beside S, while S is being computed."""
+        self.put_distances(w, n_block)
+
+    def put_distances(self, w, n_block):
+        """What the score has by distance, once for each distance between this warp's 16 rows and the tile's keys.
+
+        Value x is that of row 15 and key x, of row 14 and key x - 1, and so on.
+        """
+        cute.arch.sync_warp()  # all lanes have read the values of the tile before
+        q_idx = w.q_idx[0] - w.lane // 4 + 15
+        for k in range(self.distances // 32):
+            x = 32 * k + w.lane
+            w.distances[x] = self.distance(w.p, w.b, w.h, q_idx, n_block * self.tile_n + x)
+        cute.arch.sync_warp()
+
+    def distance(self, p, b, h, q_idx, kv_idx):
+        """The part of the score that key minus query decides, in log2 units."""
         q_pos = q_idx + p.seqlen_kv - p.seqlen_q
         table = p.table
         part_1 = 8 + Int32(2.0 * log2(Float32(cutlass.max(absolute(kv_idx - q_pos), 8)) * 0.125))
         part_2 = select(kv_idx > q_pos, Int32(16), 0)
         part_3 = absolute(kv_idx - q_pos) < 8
         part_4 = part_2 + select(part_3, absolute(kv_idx - q_pos), cutlass.min(part_1, 15))
-        return fma(raw, scale, Float32(at(table, part_4, h)))
+        return Float32(at(table, part_4, h)) * LOG2E
+
+    def score(self, p, raw, row, loads, b, h, q_idx, kv_0, column):
+        """scale * raw + distance, for an element `raw` of Q K^T whose key is kv_0 + column."""
+        distance = loads[0]
+        (scale,) = row
+        return fma(raw, scale, distance)
 
     def apply_score(self, w, n_block):
-        """S as the weights are made of it: in natural units."""
+        """S as the weights are made of it: in log2 units."""
         p = w.p
         kv_0 = n_block * self.tile_n + (w.lane % 4) * 2
+        x_0 = (w.lane % 4) * 2 + 15 - w.lane // 4
         for r in range(2):
             row = self.score_rows(p, w.b, w.h, w.q_idx[r], kv_0)
             for j in range(self.tile_n // 8):
                 for e in range(2):
                     i = e + 2 * r + 4 * j
-                    w.acc_s[i] = self.score(p, w.acc_s[i], row, w.b, w.h, w.q_idx[r], kv_0, 8 * j + e)
+                    loads = (
+                        w.distances[x_0 + 8 * (j - r) + e],
+                    )
+                    w.acc_s[i] = self.score(p, w.acc_s[i], row, loads, w.b, w.h, w.q_idx[r], kv_0, 8 * j + e)
 
     # ---- mask, element by element: true (clause 'mask') ----
 
