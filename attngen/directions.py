@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from attngen.diag.diagnostic import AttnError, Diagnostic
 from attngen.ir.backward import BackwardPlanSet
 from attngen.ir.spec import AttentionSpec
-from attngen.passes.gradient import gradient_form
+from attngen.passes.epilogue import whole_form
 from attngen.search_backward import plan_backward
 
 
@@ -32,7 +32,7 @@ def plan_gradients(spec: AttentionSpec, target: str) -> Gradients:
     Never refuses: what does not go is in `refused`, with its reason and its mend.
     """
     try:
-        names = tuple(dict.fromkeys(c.tensor for c in gradient_form(spec).contributions))
+        names = tuple(dict.fromkeys(c.tensor for c in whole_form(spec).contributions))
         whole, faults = _planned(spec, target, names)
         if whole is not None or not names:
             return Gradients(whole, faults)

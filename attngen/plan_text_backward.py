@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from attngen.ir.gradient import GradientKind
+from attngen.passes.epilogue import epilogue_slope, has_epilogue
 from attngen.plan_text import kb, rejected_lines
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ _KINDS = {
     GradientKind.ROW: "fp32 (batch, heads_q, seqlen_q), summed over the keys of a row by fp32 reductions; the host "
     "scatters it",
     GradientKind.ELEMENT: "fp32 of the tensor's declared shape, by fp32 reductions",
+    GradientKind.OUTPUT: "a value of the tensor's dtype for each element of O, before the main kernel; the host "
+    "scatters it",
+    GradientKind.OUTPUT_ROW: "fp32 (batch, heads_q, seqlen_q), summed over the columns of O before the main kernel; "
+    "the host scatters it",
 }
 
 
@@ -89,10 +94,14 @@ def _head(plans: BackwardPlanSet) -> Iterator[str]:
     for c in form.contributions:
         yield f"  gradient  {reads(c)}, by {c.kind.value}: {_KINDS[c.kind]}"
         if c.kind is not GradientKind.SINK:
-            yield f"            d score / d {c.tensor} = {print_expr(c.coefficient)}"
+            of = "epilogue" if c in form.of_epilogue else "score"
+            yield f"            d {of} / d {c.tensor} = {print_expr(c.coefficient)}"
     for name in form.zero:
         yield f"  gradient  {name}: zero, no derivative reaches it"
-    yield "  saved     q, k, v, O, and LSE: 4 * batch * heads_q * seqlen_q bytes; nothing of seqlen_q * seqlen_kv"
+    if has_epilogue(plans.spec):
+        yield f"  epilogue  dO before it = dO * ({print_expr(epilogue_slope(plans.spec))}), in `prepare`"
+    o = "O before the epilogue" if has_epilogue(plans.spec) else "O"
+    yield f"  saved     q, k, v, {o}, and LSE: 4 * batch * heads_q * seqlen_q bytes; nothing of seqlen_q * seqlen_kv"
     words = first.memory.workspace_per_tile / first.compute.tile_m
     yield f"  workspace {workspace_formula(first)}: fp32 dQ, LSE, D; {4 * words:.0f} bytes a row and head"
     yield f"  peak      inputs, outputs, gradients, saved, workspace{_extra(plans)}"

@@ -59,7 +59,7 @@ def plan_candidate(spec: AttentionSpec, form: MaskForm, candidate: Candidate, o_
     if isinstance(compute, Reject):
         return compute
     by_distance = compute.has_score and score_form(spec.score, "kv", spec).distance is not None
-    memory = plan_memory(compute, spec.schedule.stages, o_in_q, by_distance)
+    memory = plan_memory(compute, spec.schedule.stages, o_in_q, by_distance, spec.out_dtype in (None, spec.dtype))
     if isinstance(memory, Reject):
         return memory
     mask = plan_mask(form, compute.warpgroups)

@@ -18,7 +18,7 @@ from attngen.passes.backward.order import plan_order
 from attngen.passes.backward.schedule import plan_schedule
 from attngen.passes.backward.serves import why_not
 from attngen.passes.base import Reject
-from attngen.passes.gradient import gradient_form
+from attngen.passes.epilogue import whole_form
 from attngen.passes.mask_form import mask_form
 from attngen.passes.mask_plan import plan_mask
 from attngen.passes.parts import is_composed, kernel_spec, several
@@ -84,7 +84,7 @@ def plan_backward(spec: AttentionSpec, target: str = sm90.NAME, *, captured: Seq
     """
     if is_composed(spec):
         raise several(spec)
-    gradient = gradient_form(spec)
+    gradient = whole_form(spec)
     gradient = gradient.replace(contributions=tuple(c for c in gradient.contributions if c.tensor in captured))
     deterministic = spec.backward.deterministic
     reasons = why_not(spec, gradient, target, captured, deterministic)

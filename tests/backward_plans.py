@@ -13,7 +13,7 @@ from attngen.ir.expr import Load, atom
 from attngen.ir.gradient import GradientKind
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Normalizer
-from attngen.passes.gradient import gradient_form
+from attngen.passes.epilogue import whole_form
 from attngen.passes.mask_form import mask_form
 from attngen.passes.mask_plan import plan_mask
 from attngen.ref import dense, interp_backward
@@ -34,7 +34,7 @@ def make_plans(
 ) -> BackwardPlanSet:  # fmt: skip
     """One plan of `spec` with the given tile and the gradients of all its tensors; `test` None: what follows."""
     some = _some_plan()
-    form, gradient, plan = mask_form(spec), gradient_form(spec), some.plans[0]
+    form, gradient, plan = mask_form(spec), whole_form(spec), some.plans[0]
     mask = plan_mask(form, 1)
     return some.replace(
         spec=spec,
@@ -69,7 +69,8 @@ def check(
     names = list(dict.fromkeys(learned))
     inputs = [*leaves, *(given[n] for n in names)]
     want = torch.autograd.grad(loss, inputs, allow_unused=True) if loss.requires_grad else (None,) * len(inputs)
-    got = interp_backward.run(plans, q, k, v, out.o.detach(), out.lse.detach(), do, dlse, params, tensors, scale)
+    before = dense.attention(spec.replace(epilogue=atom("o")), q, k, v, params, tensors, scale).o  # what is saved
+    got = interp_backward.run(plans, q, k, v, before, out.lse.detach(), do, dlse, params, tensors, scale)
     captured = scattered(plans, got, q, k, v, params, tensors)
     for x, y, like in zip((got.dq, got.dk, got.dv, *(captured[n] for n in names)), want, inputs, strict=True):
         y = torch.zeros_like(like) if y is None else y
@@ -98,6 +99,8 @@ def scattered(
         by_key = c.kind is GradientKind.COLUMN
         env = bound.env(k.shape[1], rows[:1] if by_key else rows, keys if by_key else None)
         weight = buffer.unsqueeze(-2) if by_key else buffer.unsqueeze(-1)
+        if c.kind is GradientKind.OUTPUT:
+            weight, env = buffer, {**env, "d": torch.arange(buffer.shape[-1]).view(1, 1, 1, -1)}
         decl = plans.spec.tensor(c.tensor)
         read = (
             plans.spec.sink

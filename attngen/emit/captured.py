@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attngen.emit.exprs import CutePrinter, dim_name, safe_name
-from attngen.emit.spell import ARGS
+from attngen.emit.spell import ARGS, TENSOR_TYPES, TORCH_TYPES
 from attngen.emit.straight import fold, straight_line
 from attngen.emit.view import Gain, Index, Output
 from attngen.ir.backward import BackwardPlanSet
-from attngen.ir.gradient import Contribution, GradientKind
+from attngen.ir.gradient import OF_ROWS, Contribution, GradientKind
 from attngen.ir.spec import AttentionSpec
 
 _ROWS = ("batch", "heads_q", "seqlen_q")
@@ -41,7 +41,7 @@ def spell_captured(plan_set: BackwardPlanSet, printer: CutePrinter) -> Captured:
     spec, gradient = plan_set.spec, plan_set.gradient
     named = list(zip(output_names(plan_set), gradient.contributions, strict=True))
     outputs = [(_output(name, c, spec), c) for name, c in named]
-    inside = [(name, c) for name, c in named if c.kind is not GradientKind.SINK]
+    inside = [(name, c) for name, c in named if c.kind not in OF_ROWS]
     exprs = [gradient.slope, *(c.coefficient for _, c in inside)]
     places = [i for _, c in inside if c.kind is GradientKind.ELEMENT for i in c.indices]
     lines, texts = straight_line(printer, [*exprs, *places], ARGS["pair"]) if inside else ((), ("",))
@@ -59,7 +59,7 @@ def spell_captured(plan_set: BackwardPlanSet, printer: CutePrinter) -> Captured:
     return Captured(
         outputs=tuple(o for o, _ in outputs),
         sinks=tuple(o for o, c in outputs if c.kind is GradientKind.SINK),
-        gains=tuple(o for o, c in outputs if c.kind is not GradientKind.SINK),
+        gains=tuple(o for o, c in outputs if c.kind not in OF_ROWS),
         columns=tuple(found[GradientKind.COLUMN]),
         rows=tuple(found[GradientKind.ROW]),
         elements=tuple(found[GradientKind.ELEMENT]),
@@ -86,6 +86,10 @@ def _output(name: str, c: Contribution, spec: AttentionSpec) -> Output:
         return Output(
             name, fold(f"plain_tensor(Float32{axes})"), f"torch.zeros_like(extra[{position}], dtype=torch.float32)"
         )
+    if c.kind is GradientKind.OUTPUT:
+        kind = spec.tensor(c.tensor).dtype
+        make = f"torch.empty_like(o, dtype={TORCH_TYPES[kind]})"
+        return Output(name, f"row_tensor({TENSOR_TYPES[kind]}, *shape_o)", make)
     last = _COLUMNS if c.kind is GradientKind.COLUMN else _ROWS
     extents = ", ".join(last)
     made = f"k.shape[{2 if spec.layout.value == 'bhsd' else 1}]"

@@ -39,6 +39,7 @@ raw scale has_bit word
 ORDER_WARPS TOLD order order_words place row_tiles rows_q seq_order sequence sequences start_kv start_q total_kv total_q
 raw scale has_bit word loads start address row_of read_pairs read_wide read_apart fetch_score load_word
 half_bf16 half_fp16 distance distances instruction kind count frag width first place pair x_0
+grad factors gained gained_row frag_pre there at_column at_row mdO_pre do_pre o_pre saves_o write_o row_top top
 """
 #: Words that the generated file defines or that Python and the DSL give a meaning; a name of a spec that is one of them
 #: gets a trailing underscore in the kernel.
@@ -66,7 +67,7 @@ _DSL_TYPES = {Type.BOOL: "Boolean", Type.INT: "Int32", Type.FLOAT: "Float32"}
 NAME_LENGTH = 40
 
 #: Names of the buffers that a backward fills for captured tensors, and of the parts of a score.
-_BUFFER = re.compile(r"d_\w+_(sink|column|row|element)(_\d+)?|(factor|term|load)_\d+")
+_BUFFER = re.compile(r"d_\w+_(sink|column|row|element|output|output_row)(_\d+)?|(factor|term|load)_\d+")
 
 #: First character of the name of a part of an expression (see straight.py); no spec can write it.
 PART = "%"
@@ -87,7 +88,7 @@ def safe_name(name: str) -> str:
         return f"{name[:24]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}_"
     if (
         _BUFFER.fullmatch(name)
-        or name.startswith(("part_", "gain_"))
+        or name.startswith(("part_", "gain_", "gained_"))
         or keyword.iskeyword(name)
         or name in KERNEL_WORDS
         or name.endswith("_")

@@ -14,6 +14,7 @@ from attngen.ir.expr import Const
 from attngen.ir.plan import KernelPlan, PlanSet
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.tables import Extreme, Table, axes_of
+from attngen.passes.epilogue import further_names
 from attngen.source import KernelSource, body_sha256
 from attngen.verify.source import parsed, verify_source
 
@@ -60,6 +61,7 @@ def spec_meta(
 ) -> dict[str, Any]:
     """The entries of ATTN_META that follow from the spec and from the tables of its mask."""
     described = spec.replace(doc=None).model_dump_json()
+    further = further_names(spec) if direction == "forward" else ()
     return {
         "kernel_id": kernel_id,
         "name": spec.name,
@@ -70,6 +72,7 @@ def spec_meta(
         "body_sha256": UNHASHED,
         "layout": spec.layout.value,
         "dtype": spec.dtype.value,
+        **({"further": list(further)} if further else {}),
         "out_dtype": (spec.out_dtype or spec.dtype).value,
         "head_dim_qk": spec.head_dim_qk,
         "head_dim_v": spec.head_dim_v,

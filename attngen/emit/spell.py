@@ -13,7 +13,19 @@ from attngen.emit.score import NO_SCORE, spell_score
 from attngen.emit.selfcheck import check_view
 from attngen.emit.straight import fold, straight_line
 from attngen.emit.tables import TABLE_ARGUMENTS, table_fields
-from attngen.emit.view import Argument, Bounds, Clause, Dim, Formula, KernelView, MaskView, Packed, PlanView, Uses
+from attngen.emit.view import (
+    Argument,
+    Bounds,
+    Clause,
+    Dim,
+    Formula,
+    KernelView,
+    MaskView,
+    Output,
+    Packed,
+    PlanView,
+    Uses,
+)
 from attngen.emit.weights import weight
 from attngen.ir.backward import BackwardCompute, BackwardPlanSet
 from attngen.ir.expr import Atom, Const, Expr
@@ -22,6 +34,7 @@ from attngen.ir.functions import apply
 from attngen.ir.plan import ComputePlan, KernelPlan, MaskPlan, PlanSet, Rescale
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import KNOWN_DIMS, DType, Layout, Normalizer, Type
+from attngen.passes.epilogue import further_names
 from attngen.passes.facts import Facts, facts_of, may_underflow
 
 _BSHD = ("(batch, seqlen, heads, head_dim)", "[1, 3, 2, 0]")
@@ -35,13 +48,14 @@ _AXES = {
 _ELEMENT = {DType.BF16: ("cutlass.BFloat16", "bf16x2"), DType.FP16: ("cutlass.Float16", "f16x2")}
 #: References below this are none: `score * log2(e) - reference` would be off by more than P and its sum hold.
 _LOWEST = {DType.BF16: "-(2.0**31)", DType.FP16: "-(2.0**27)"}
-_TENSOR_TYPES = {
+TENSOR_TYPES = {
     DType.BF16: "cutlass.BFloat16",
     DType.FP16: "cutlass.Float16",
     DType.F32: "Float32",
     DType.I32: "Int32",
     DType.BOOL: "Boolean",
 }
+TORCH_TYPES = {DType.BF16: "torch.bfloat16", DType.FP16: "torch.float16", DType.F32: "torch.float32"}
 ARGS = {
     "bounds": frozenset({"b", "h", "q_lo", "q_hi"}),
     "row": frozenset({"b", "h", "q_idx"}),
@@ -151,7 +165,7 @@ def arguments(spec: AttentionSpec) -> tuple[tuple[Argument, ...], tuple[Dim, ...
                     dims.append(word)
                 shape.append(word)
         extents = "".join(f", {x}" for x in (shape or ["1"]))
-        example = fold(f"plain_tensor({_TENSOR_TYPES[t.dtype]}{extents})")
+        example = fold(f"plain_tensor({TENSOR_TYPES[t.dtype]}{extents})")
         args.append(Argument(safe_name(t.name), "cute.Tensor", example))
     return tuple(args), tuple(Dim(d, json.dumps(d.removeprefix("dim_"))) for d in dims)
 
@@ -175,7 +189,7 @@ def common_fields(
     facts = facts_of(spec, tables)
     args, dims = arguments(spec)
     element, packed = _ELEMENT[c.dtype]
-    forward = isinstance(plan_set, PlanSet)
+    forward, out = isinstance(plan_set, PlanSet), spec.out_dtype or c.dtype
 
     def shape(heads: str, length: str, columns: int) -> str:
         if spec.layout is Layout.VARLEN:
@@ -211,7 +225,9 @@ def common_fields(
         "shape_v": shape("heads_kv", "seqlen_kv", c.head_dim_v),
         "shape_o": shape("heads_q", "seqlen_q", c.head_dim_v),
         "check": check_view(spec),
-        "torch_dtype": {DType.BF16: "torch.bfloat16", DType.FP16: "torch.float16"}[c.dtype],
+        "torch_dtype": TORCH_TYPES[c.dtype],
+        "out_element": "ELEMENT" if out is c.dtype else TENSOR_TYPES[out],
+        "out_torch_dtype": "q.dtype" if out is c.dtype else TORCH_TYPES[out],
         "check_head_dim_qk": c.head_dim_qk,
         "check_head_dim_v": c.head_dim_v,
     }
@@ -237,7 +253,10 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
     )
     sink = formula(printer, spec.sink, "row")
     epilogue = formula(printer, spec.epilogue, "output") if has_epilogue else Formula("", "", ())
-    own = not first.memory.o_in_q
+    in_q, stages_o = first.memory.o_in_q, first.memory.stages_o
+    more = further_outputs(spec, common["shape_o"], stages_o)
+    softmax, saves_o = common["has_softmax"], any(o.name == "saves_o" for o in more)
+    last = (*(TABLE_ARGUMENTS if common["has_tables"] else ()), *(o.name for o in more))
     order = (
         "Longest row tiles first, heads of a group side by side."
         if first.schedule.order == "lpt"
@@ -251,8 +270,19 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         call=call_text(
             (*_FORWARD, *(["seq_order"] * spec.layout.is_ragged)),
             common["arguments"],
-            TABLE_ARGUMENTS if common["has_tables"] else (),
+            last,
         ),
+        outputs=more,
+        has_outputs=bool(more),
+        has_max_logit=spec.max_logit,
+        top_units="LN2" if softmax else "1.0" if c.has_score else "p.softmax_scale",
+        reduces_rows=softmax or spec.max_logit,
+        stages_o=stages_o,
+        frees_q_early=not in_q,
+        saves_o=saves_o,
+        writes_rows=saves_o or not stages_o,
+        columns_of_eight=c.head_dim_v // 8,
+        tma_atoms="tma_q, tma_k, tma_v" + (", tma_o" if stages_o else ""),
         is_differentiated=False,
         lowest=_LOWEST[c.dtype],
         plans=tuple(_plan_view(p) for p in plan_set.plans),
@@ -268,11 +298,11 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         pingpong=first.schedule.pingpong,
         rescale_on_growth=c.rescale is Rescale.ON_GROWTH,
         takes_exponentials=spec.normalizer is not Normalizer.RELU,
-        row_note="O and LSE" if common["has_softmax"] else "O",
-        o_has_own_buffer=own,
-        o_in_q_buffer=not own,
-        q_empty_arrivals=4 if own else 1,
-        q_empty_note="the warps of the warpgroup" if own else "the warp that stores O",
+        row_note="O and LSE" if softmax else "O",
+        o_has_own_buffer=stages_o and not in_q,
+        o_in_q_buffer=in_q,
+        q_empty_arrivals=1 if in_q else 4,
+        q_empty_note="the warp that stores O" if in_q else "the warps of the warpgroup",
         has_groups=any(p.schedule.l2_group_bytes for p in plan_set.plans),
         order_note=order,
         **_ragged(spec, common["arguments"]),
@@ -306,6 +336,17 @@ def _ragged(spec: AttentionSpec, args: tuple[Argument, ...]) -> dict[str, Any]:
         "tiles": "row_tiles * cute.size(mQ, mode=[2])" if spec.layout.is_ragged else "m_blocks * heads",
         "seq_order_note": "2 * batch + 3" if varlen else "2 * batch + 1",
     }
+
+
+def further_outputs(spec: AttentionSpec, shape_o: str, stages_o: bool) -> tuple[Output, ...]:
+    """What a forward takes after the spec's own arguments, as `passes.epilogue.further_names` lists it."""
+    known = (
+        Output("o_pre", f"{'tma' if stages_o else 'row'}_tensor({shape_o})", "torch.empty_like(o)"),
+        Output("saves_o", "Int32(0)", "0", "Int32"),
+        Output("max_logit", "plain_tensor(Float32, batch, heads_q, seqlen_q)", "torch.empty_like(lse)"),
+    )
+    wanted = further_names(spec)
+    return tuple(o for o in known if o.name in wanted)
 
 
 def _plan_view(p: KernelPlan) -> PlanView:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from attngen.emit.captured import spell_captured
 from attngen.emit.exprs import CutePrinter
 from attngen.emit.header import backward_docstring, clipped, spelled
+from attngen.emit.rows import DO_PRE, spell_rows
 from attngen.emit.spell import ARGS, call_text, common_fields, formula, literal, uses
 from attngen.emit.straight import straight_line
 from attngen.emit.tables import TABLE_ARGUMENTS
@@ -12,6 +13,7 @@ from attngen.emit.view import BackwardTile, BackwardView, Formula
 from attngen.emit.weights import backward_fields
 from attngen.ir.backward import BackwardPlan, BackwardPlanSet
 from attngen.passes.backward.memory import COUNTER_WORDS
+from attngen.passes.epilogue import rewrites_do
 
 _FIXED = (
     "q", "k", "v", "o", "do", "lse", "dlse", "dq", "dk", "dv", "workspace", "softmax_scale", "workers",
@@ -25,7 +27,8 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
     printer = CutePrinter()
     common = common_fields(plan_set, printer, c, first.mask)
     captured = spell_captured(plan_set, printer)
-    outputs = tuple(o.name for o in captured.outputs)
+    whole = (*captured.outputs, *((DO_PRE,) if rewrites_do(spec) else ()))
+    outputs = tuple(o.name for o in whole)
     has_captured = bool(captured.gains)
     descends = first.schedule.kv_order == "descending"
     has_slope = c.has_score and not gradient.is_identity and not has_captured
@@ -48,7 +51,8 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         **backward_fields(spec.normalizer, c.has_score, has_slope, has_captured),
         has_sink=bool(captured.sinks),
         sink=formula(printer, spec.sink if captured.sinks else None, "row"),
-        outputs=captured.outputs,
+        **spell_rows(plan_set, printer, bool(captured.sinks)),
+        outputs=whole,
         has_outputs=bool(outputs),
         sinks=captured.sinks,
         gains=captured.gains,

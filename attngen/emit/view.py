@@ -132,6 +132,19 @@ class Weight:
 
 
 @dataclass(frozen=True)
+class Output:
+    """A tensor that a kernel takes last: a forward's further result, or where a captured tensor's gradient goes.
+
+    `saves_o`, a number, says whether a forward writes O before the epilogue.
+    """
+
+    name: str
+    example: str
+    make: str
+    annotation: str = "cute.Tensor"
+
+
+@dataclass(frozen=True)
 class CommonView:
     """What templates of both directions read."""
 
@@ -149,6 +162,12 @@ class CommonView:
     score: Formula
     has_softmax: bool
     weight: Weight
+    outputs: tuple[Output, ...]
+    has_outputs: bool
+    out_element: str
+    out_torch_dtype: str
+    has_epilogue: bool
+    epilogue: Formula
     has_sink: bool
     sink: Formula
     is_ragged: bool
@@ -183,10 +202,17 @@ class KernelView(CommonView):
 
     summary: str
     split: ScoreView
+    has_max_logit: bool
+    top_units: str
+    saves_o: bool
+    reduces_rows: bool
+    stages_o: bool
+    frees_q_early: bool
+    writes_rows: bool
+    columns_of_eight: int
+    tma_atoms: str
     plans: tuple[PlanView, ...]
     lowest: str
-    has_epilogue: bool
-    epilogue: Formula
     step_may_be_empty: str
     finish_first_note: str
     pingpong: bool
@@ -213,15 +239,6 @@ class KernelView(CommonView):
 
 
 @dataclass(frozen=True)
-class Output:
-    """A buffer that the backward takes last, for the gradient of a captured tensor or of the sink."""
-
-    name: str
-    example: str
-    make: str
-
-
-@dataclass(frozen=True)
 class Index:
     """One index expression of an element."""
 
@@ -236,6 +253,18 @@ class Gain:
     number: int
     gain: str
     indices: tuple[Index, ...]
+
+
+@dataclass(frozen=True)
+class OutputGain:
+    """What a captured tensor gains through the epilogue: buffer, name of a thread's part, number, factor of dO."""
+
+    name: str
+    local: str
+    number: int
+    gain: str
+    #: The dtype of the buffer's elements.
+    element: str
 
 
 @dataclass(frozen=True)
@@ -280,9 +309,18 @@ class BackwardView(CommonView):
     warpgroups_note: str
     dq_parts: str
     owners: str
-    outputs: tuple[Output, ...]
-    has_outputs: bool
     sinks: tuple[Output, ...]
+    rewrites_do: bool
+    reads_rows: bool
+    loaded_do: str
+    frag_of_do: str
+    has_row_formulas: bool
+    row_formulas: str
+    output_gains: tuple[OutputGain, ...]
+    output_rows: tuple[OutputGain, ...]
+    output_elements: tuple[OutputGain, ...]
+    has_output_gains: bool
+    num_output_gains: int
     gains: tuple[Output, ...]
     has_captured: bool
     keeps_score: bool

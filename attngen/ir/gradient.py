@@ -14,19 +14,29 @@ class GradientKind(StrEnum):
 
     `sink`: read by the sink; one value a row. `column`: indices that no query moves; the sum over the rows of a key.
     `row`: indices that no key moves; the sum over the keys of a row. `element`: neither.
+    Read by the epilogue, no pair matters: `output` is one value for each element of O, `output_row` the sum over the
+    columns of a row of O, where no column moves the indices.
     """
 
     SINK = "sink"
     COLUMN = "column"
     ROW = "row"
     ELEMENT = "element"
+    OUTPUT = "output"
+    OUTPUT_ROW = "output_row"
+
+
+#: Kinds whose values follow from O and its gradient alone, row by row, before the main kernel starts.
+OF_ROWS = frozenset((GradientKind.SINK, GradientKind.OUTPUT, GradientKind.OUTPUT_ROW))
 
 
 class Contribution(Node):
     """What one read of a captured tensor adds to its gradient.
 
     For `column`, `row` and `element`:  grad[indices] += dz * coefficient  over all kept pairs, with dz the gradient of
-    the score and `coefficient` = d score / d tensor[indices]. For `sink` (one for each tensor, however often the sink
+    the score and `coefficient` = d score / d tensor[indices]; for `output` and `output_row`
+    grad[indices] += dO * coefficient  over the elements of O, with `coefficient` = d epilogue / d tensor[indices]. For
+    `sink` (one for each tensor, however often the sink
     reads it) `indices` is empty and `coefficient` 1: the kernel gives the gradient of the sink of each row, which the
     host takes through the sink's expression.
     """
@@ -59,7 +69,7 @@ class GradientForm(Node):
     #: d score / d s; the constant 1 where the score adds to `s`.
     slope: Expr
     contributions: tuple[Contribution, ...] = ()
-    #: Tensors declared `grad` that the epilogue reads: the host differentiates it, the kernel does not know it.
+    #: Tensors declared `grad` that the epilogue reads: see `passes.epilogue`.
     in_epilogue: tuple[str, ...] = ()
     #: Tensors declared `grad` that no derivative reaches (read in a mask, an index, a condition): gradient zero.
     zero: tuple[str, ...] = ()
@@ -90,7 +100,12 @@ class GradientForm(Node):
     @property
     def in_kernel(self) -> tuple[Contribution, ...]:
         """Contributions with a coefficient for each pair."""
-        return tuple(c for c in self.contributions if c.kind is not GradientKind.SINK)
+        return tuple(c for c in self.contributions if c.kind not in OF_ROWS)
+
+    @property
+    def of_epilogue(self) -> tuple[Contribution, ...]:
+        """Contributions with a coefficient for each element of O."""
+        return tuple(c for c in self.contributions if c.kind in OF_ROWS and c.kind is not GradientKind.SINK)
 
     @property
     def formulas(self) -> tuple[Expr, ...]:

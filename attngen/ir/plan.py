@@ -133,6 +133,11 @@ class MemoryPlan(Node):
     fragment_registers: int
     register_limit: int
 
+    @property
+    def stages_o(self) -> bool:
+        """O leaves through shared memory, by TMA; else from registers, where its dtype is not that of Q's bytes."""
+        return any(b.name == "sO" for b in self.buffers)
+
 
 class LaunchPlan(Node):
     """Grid and block."""

@@ -41,13 +41,14 @@ class _Attend(torch.autograd.Function):
         binder = attention.binder
         if ready is not None:
             tail = () if binder.bare and not named else binder.bind(named, q, k)
-            o, lse = attention.launcher.launch(ready, q, k, v, tail, scale, None, None, True)
+            o, lse, kept = attention.launcher.launch_saving(ready, q, k, v, tail, scale)
         else:
             o, lse = attention.run(q, k, v, True, None, None, scale, False, named)
+            kept = o
             tail = binder.bind(named, q, k)
         ctx.set_materialize_grads(False)  # an LSE that nobody uses has no gradient
         names = binder.tensor_names
-        ctx.save_for_backward(q, k, v, o, lse, *[named[n] for n in names])
+        ctx.save_for_backward(q, k, v, kept, lse, *[named[n] for n in names])
         handle = tail[-1] if binder.ends_in_handle else None
         ctx.call = (attention, ready, tail[: len(binder.params)], scale, handle)
         return (o, lse) if return_lse else o

@@ -28,6 +28,7 @@ from attngen.jit.named import Binder
 from attngen.jit.scale import Scale, number
 from attngen.jit.shapes import sizes_of
 from attngen.jit.tables import Tables, Workspace
+from attngen.passes.epilogue import rewrites_do
 from attngen.passes.gradient import gradient_form, reduced_tensors
 from attngen.source import KernelSource
 
@@ -93,6 +94,7 @@ class Backward:
         self._sources: dict[tuple[str, ...], KernelSource] = {}
         self._lock = threading.RLock()
         self._bhsd = spec.layout is Layout.BHSD
+        self._rewrites_do = rewrites_do(spec)
 
     # -- what is compiled ------------------------------------------------------------------------------------------
 
@@ -204,8 +206,9 @@ class Backward:
     ) -> Gradients:
         """Gradients of `names`, None where not wanted.
 
-        Shapes: q, k, v, o as in the call; lse (batch, heads_q, seqlen_q); `do` like o and `dlse` like lse, any strides,
-        None for zeros; `params` and `tensors` in order of declaration, the caller's own. `ready` None: the reference.
+        Shapes: q, k, v, o as in the call, with `ready` o before the epilogue; lse (batch, heads_q, seqlen_q); `do` like
+        o and `dlse` like lse, any strides, None for zeros; `params` and `tensors` in order of declaration, the caller's
+        own. `ready` None: the reference.
         `handle`: tables that the caller keeps.
         Results have their input's shape, dtype and, where it is dense, strides; with `joint`, dq, dk and dv are slices
         of one tensor where all of them are wanted.
@@ -285,6 +288,8 @@ class Backward:
             do = do.clone(memory_format=torch.contiguous_format)
         if dlse is None:
             dlse = state.zeros(lse.shape)
+        if self._rewrites_do:  # dO as the main kernel reads it: before the epilogue, in the dtype of q
+            extra = (*extra, torch.empty(inputs[3].shape, dtype=inputs[0].dtype, device=state.device))
         rest = (workspace, scale, workers, *tail, *extra)
         wide = (*inputs, do)
         function = variant.functions[plan]

@@ -5,11 +5,13 @@
 | `sink`    | (batch, heads_q, seqlen_q)          | through the sink's expression, by autograd                    |
 | `column`  | (batch, heads_q, seqlen_kv), zeroed | added up where the index expressions point                    |
 | `row`     | (batch, heads_q, seqlen_q), zeroed  | the same                                                      |
+| `output`  | as O, dtype of the tensor            | added up where the index expressions point, the column's too  |
+| `output_row` | (batch, heads_q, seqlen_q)        | as `row`                                                      |
 | `element` | the tensor's own extents, zeroed    | is the gradient: broadcast axes have stride 0 for the kernel  |
 
-Memory O(batch heads seqlen) for the first three. Everything is summed in fp32 and rounded once, to the tensor's dtype.
-The result is deterministic where the buffers are: torch scatters by sorting; indices that are plain atoms take sums
-alone. Nothing waits for the GPU.
+Memory O(batch heads seqlen) for those of rows and columns. Everything is summed in fp32 and rounded once, to the
+tensor's dtype. The result is deterministic where the buffers are: torch scatters by sorting; indices that are plain
+atoms take sums alone. Nothing waits for the GPU.
 """
 
 from __future__ import annotations
@@ -22,16 +24,19 @@ from typing import Any
 import torch
 
 from attngen.ir.expr import Atom, Expr, Load
-from attngen.ir.gradient import Contribution, GradientKind
+from attngen.ir.gradient import OF_ROWS, Contribution, GradientKind
 from attngen.ir.spec import AttentionSpec
+from attngen.ir.types import Layout
 from attngen.jit.named import broadcast
 from attngen.jit.shapes import Sizes
-from attngen.passes.gradient import gradient_form
+from attngen.passes.epilogue import whole_form
 
 _F32 = torch.float32
 Tensor = torch.Tensor
 #: Axes of (batch, heads_q, seqlen_q, seqlen_kv) by the atom that runs along them.
 _AXES = {"b": 0, "h": 1, "q_idx": 2, "kv_idx": 3}
+#: The same of an element of O.
+_COLUMNS = {"b": 0, "h": 1, "q_idx": 2, "d": 3}
 #: What a kernel file says of one buffer: "tensor", "kind".
 Row = Mapping[str, Any]
 
@@ -46,16 +51,20 @@ def buffers(
     made, given = [], []
     for row in rows:
         decl, own = spec.tensor(row["tensor"]), tensors[row["tensor"]]
-        make = torch.empty if row["kind"] == GradientKind.SINK else torch.zeros
-        made.append(make(extents(row, sizes) or tuple(own.shape), dtype=_F32, device=own.device))
+        make = torch.empty if row["kind"] in OF_ROWS else torch.zeros
+        kind = own.dtype if row["kind"] == GradientKind.OUTPUT else _F32
+        made.append(make(extents(spec, row, sizes) or tuple(own.shape), dtype=kind, device=own.device))
         given.append(broadcast(made[-1], decl, sizes) if row["kind"] == GradientKind.ELEMENT else made[-1])
     return made, given
 
 
-def extents(row: Row, sizes: Sizes) -> tuple[int, ...] | None:
+def extents(spec: AttentionSpec, row: Row, sizes: Sizes) -> tuple[int, ...] | None:
     """Shape of a buffer; None for `element`, which has the tensor's."""
     if row["kind"] == GradientKind.ELEMENT:
         return None
+    if row["kind"] == GradientKind.OUTPUT:
+        rows = (sizes["heads_q"], sizes["seqlen_q"])
+        return sizes["batch"], *(rows if spec.layout is Layout.BHSD else rows[::-1]), spec.head_dim_v
     last = "seqlen_kv" if row["kind"] == GradientKind.COLUMN else "seqlen_q"
     return sizes["batch"], sizes["heads_q"], sizes[last]
 
@@ -89,7 +98,7 @@ def gradients(
 
 @lru_cache(maxsize=64)
 def _contributions(spec: AttentionSpec) -> tuple[Contribution, ...]:
-    return gradient_form(spec).contributions
+    return whole_form(spec).contributions
 
 
 def _pulled_back(
@@ -104,21 +113,27 @@ def _pulled_back(
     own = tensors[read.tensor]
     if not own.numel() or not buffer.numel():
         return torch.zeros(own.shape, dtype=_F32, device=own.device)
-    pairs = buffer.unsqueeze(2 if read.kind is GradientKind.COLUMN else 3)
+    if read.kind is GradientKind.OUTPUT:
+        pairs, axes = (buffer if spec.layout is Layout.BHSD else buffer.transpose(1, 2)), _COLUMNS
+    else:
+        pairs, axes = buffer.unsqueeze(2 if read.kind is GradientKind.COLUMN else 3), _AXES
     indices: tuple[Expr, ...] | None = read.indices
     if read.kind is GradientKind.SINK:
         indices = spec.sink.indices if isinstance(spec.sink, Load) else None
-    found = None if indices is None else _along_axes(indices, pairs, own, sizes)
+    found = None if indices is None else _along_axes(indices, pairs, own, sizes, axes)
     if found is not None:
         return found
     env = environment(sizes, params, buffer.device)
+    env["d"] = torch.arange(spec.head_dim_v, device=buffer.device).view(1, 1, 1, -1)
     wide = {n: broadcast(x.detach(), spec.tensor(n), sizes) for n, x in tensors.items()}
     if indices is None:
         return _through_sink(spec, read.tensor, pairs, env, wide, own, sizes)
-    return _scattered(indices, pairs, own, env, wide)
+    return _scattered(indices, pairs.to(_F32), own, env, wide)
 
 
-def _along_axes(indices: Sequence[Expr], pairs: Tensor, own: Tensor, sizes: Sizes) -> Tensor | None:
+def _along_axes(
+    indices: Sequence[Expr], pairs: Tensor, own: Tensor, sizes: Sizes, axes: Mapping[str, int]
+) -> Tensor | None:
     """`pairs` summed to the axes that the indices name, in their order, where each is an atom: bias[b, h, kv_idx].
 
     None for anything else, among it a tensor that is longer than the axis it is indexed by.
@@ -130,12 +145,12 @@ def _along_axes(indices: Sequence[Expr], pairs: Tensor, own: Tensor, sizes: Size
         pairs = pairs.view(b, sizes["heads_kv"], -1, rows, keys).sum(2)
         names[names.index("h_kv")] = "h"
     if len({*names}) < len(names) or any(
-        n not in _AXES or pairs.shape[_AXES[n]] != m for n, (_, m) in zip(names, at, strict=True)
+        n not in axes or pairs.shape[axes[n]] != m for n, (_, m) in zip(names, at, strict=True)
     ):
         return None
-    kept = [_AXES[n] for n in names]
+    kept = [axes[n] for n in names]
     summed = [a for a in range(4) if a not in kept]
-    pairs = pairs.sum(summed) if summed else pairs
+    pairs = pairs.sum(summed, dtype=_F32) if summed else pairs
     return pairs.permute([sorted(kept).index(a) for a in kept]).reshape(own.shape)
 
 

@@ -27,6 +27,7 @@ from attngen.jit.launch import Launcher, Ready
 from attngen.jit.load import Loaded, Progress, load
 from attngen.jit.named import TORCH_DTYPE, Binder
 from attngen.jit.tables import TableBinder, TableLauncher, Tables
+from attngen.passes.epilogue import further_names
 from attngen.source import KernelSource
 
 _Tensor = torch.Tensor
@@ -91,12 +92,10 @@ class Attention:
             self.binder = ragged = RaggedBinder(spec)
             self.launcher = RaggedLauncher(spec, ragged, limits)
             self._fill = ragged.filled
-        elif tables:
-            self.binder = TableBinder(spec)
-            self.launcher = TableLauncher(spec, self.binder, limits, tables)
         else:
-            self.binder = Binder(spec)
-            self.launcher = Launcher(spec, self.binder, limits)
+            self.binder = TableBinder(spec) if tables else Binder(spec)
+            self.launcher = launcher_of(spec, self.binder, limits, tables)
+        self.saves_o = "o_pre" in further_names(spec)
         self.backward = Backward(
             spec, self.binder, self.launcher.scale, target, cache, make=backward, progress=progress
         )
@@ -330,6 +329,10 @@ class Attention:
         _say_once(f"`{self.spec.name}` runs the blockwise reference: its tensors are on the CPU")
         return self.launcher.reference(q, k, v, tail, scale, out, lse, return_lse)
 
+    def bound(self, q: Any, k: Any, v: Any, named: dict[str, Any], *, check: bool = False) -> tuple[Any, ...]:
+        """The named arguments of a call in the kernel's order, checked as no entry point will check them."""
+        return self._bound(q, k, v, named, None, None, check)
+
     def _bound(self, q: Any, k: Any, v: Any, named: dict[str, Any], out: Any, lse: Any, check: bool) -> tuple[Any, ...]:
         """The named arguments, bound, and everything checked that no entry point will check."""
         try:
@@ -378,6 +381,17 @@ class Attention:
         if index not in self._ready_on:
             self.compile(index)
         return self._ready_on[index]
+
+
+def launcher_of(spec: AttentionSpec, binder: Binder, limits: tuple[int, ...], tables: Any) -> Launcher:
+    """The launcher that makes what the spec's kernel takes beside the caller's arguments."""
+    if further_names(spec):
+        from attngen.jit.further import FurtherLauncher, FurtherTableLauncher
+
+        if tables:
+            return FurtherTableLauncher(spec, binder, limits, tables)
+        return FurtherLauncher(spec, binder, limits)
+    return TableLauncher(spec, binder, limits, tables) if tables else Launcher(spec, binder, limits)
 
 
 def _is_dual(*given: Any) -> bool:

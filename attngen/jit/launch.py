@@ -72,13 +72,14 @@ class Launcher:
         out: Any,
         lse: Any,
         return_lse: bool,
+        further: tuple[Any, ...] = (),
     ) -> Any:
-        """One call with bound arguments `tail`; returns o or (o, lse)."""
+        """One call with bound arguments `tail`, and what the kernel takes last; returns o or (o, lse)."""
         state, workers = ready
         index = state.index
         if _current_device() != index:
             with torch.cuda.device(index):
-                return self.launch(ready, q, k, v, tail, scale, out, lse, return_lse)
+                return Launcher.launch(self, ready, q, k, v, tail, scale, out, lse, return_lse, further)
         if self._bhsd:
             batch, heads_q, seqlen_q, _ = q.shape
             _, heads_kv, seqlen_kv, _ = k.shape
@@ -131,12 +132,20 @@ class Launcher:
             else:
                 function = functions[-1]
         try:
-            function(q, k, v, out, lse, counter, scale, workers, *tail)
+            function(q, k, v, out, lse, counter, scale, workers, *tail, *further)
         except Exception as failure:
-            self._recover(failure, function, (q, k, v, out, lse, counter, scale, workers, *tail), given)
+            whole = (q, k, v, out, lse, counter, scale, workers, *tail, *further)
+            self._recover(failure, function, whole, given)
         if provided:  # autograd must notice that a tensor it may have saved was written
             _written(*provided)
         return (out, lse) if return_lse else out
+
+    def launch_saving(
+        self, ready: Ready, q: Any, k: Any, v: Any, tail: tuple[Any, ...], scale: Any
+    ) -> tuple[Any, Any, Any]:
+        """(o, lse, what a backward takes as o): the last is O before the epilogue."""
+        o, lse = self.launch(ready, q, k, v, tail, scale, None, None, True)
+        return o, lse, o
 
     def reference(
         self, q: Any, k: Any, v: Any, tail: tuple[Any, ...], scale: Any, out: Any, lse: Any, return_lse: bool

@@ -122,6 +122,8 @@ class Binder:
     def _unknown(self, name: str) -> AttnError:
         close = get_close_matches(name, sorted(self.names), n=1)
         listed = ", ".join(sorted(self.names)) or "none"
+        if name == "return_max_logit":
+            listed += "; for the largest scores declare `output { max_logit = true }` in the spec"
         return error(
             "E0601",
             f"`{self.spec.name}` has no param or tensor `{name}`",

@@ -1,6 +1,7 @@
 """torch operators around compiled attention: one opaque node for torch.compile, FakeTensor tracing and export.
 
-`attngen::forward` returns new (o, lse); `attngen::forward_out` writes given ones; `attngen::backward`, which autograd
+`attngen::forward` returns new (o, lse), `attngen::forward_whole` also O before the epilogue and the largest scores,
+where the spec has them; `attngen::forward_out` writes given ones; `attngen::backward`, which autograd
 makes of `forward`, returns the wanted gradients. A handle (content hash of spec, source and target) names the
 Attention; int and bool params travel as SymInts, float params as floats.
 Registered with torch.library.Library: a `custom_op` costs 23 us a call, these 3 us, and the eager path skips them.
@@ -59,8 +60,13 @@ def traced(
     lse: Any,
     scale: Any,
     named: dict[str, Any],
+    *,
+    whole: bool = False,
 ) -> Any:
-    """A call as one operator, for torch.compile and FakeTensor modes. Values are checked when the operator runs."""
+    """A call as one operator, for torch.compile and FakeTensor modes. Values are checked when the operator runs.
+
+    `whole`: (o, lse, largest scores), of a spec with a max logit.
+    """
     kind = q.device.type
     if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
@@ -89,8 +95,15 @@ def traced(
         if name not in attention.binder.names:
             attention.binder.unknown(name)
     scale = None if scale is None else float(scale)
-    if torch.is_grad_enabled():
-        _gradients_while_traced(attention, q, k, v, tensors, out is not None or lse is not None)
+    needed = torch.is_grad_enabled() and _gradients_while_traced(
+        attention, q, k, v, tensors, out is not None or lse is not None
+    )
+    if whole or (needed and attention.saves_o):
+        saves = needed and attention.saves_o
+        o, rows, _, top = torch.ops.attngen.forward_whole(
+            attention.handle, q, k, v, tensors, ints, floats, scale, saves
+        )
+        return (o, rows, top) if whole else (o, rows) if return_lse else o
     if out is None and lse is None:
         o, rows = torch.ops.attngen.forward(attention.handle, q, k, v, tensors, ints, floats, scale)
         return (o, rows) if return_lse else o
@@ -119,8 +132,8 @@ def _names_under_dynamo(binder: Binder, named: dict[str, Any]) -> None:
             raise TypeError(binder.missing_texts[name])
 
 
-def _gradients_while_traced(attention: Attention, q: Any, k: Any, v: Any, tensors: list[Any], given: bool) -> None:
-    """E0611 and E0619, under Dynamo as a TypeError with their text."""
+def _gradients_while_traced(attention: Attention, q: Any, k: Any, v: Any, tensors: list[Any], given: bool) -> bool:
+    """Whether an input requires a gradient. E0611 and E0619, under Dynamo as a TypeError with their text."""
     needed = q.requires_grad or k.requires_grad or v.requires_grad
     for tensor, decl in zip(tensors, attention.spec.inputs, strict=True):
         if tensor.requires_grad:
@@ -133,6 +146,7 @@ def _gradients_while_traced(attention: Attention, q: Any, k: Any, v: Any, tensor
         if torch.compiler.is_dynamo_compiling():
             raise TypeError(attention.given_text)
         raise given_output(attention.spec.name)
+    return bool(needed)
 
 
 def _run(
@@ -213,6 +227,45 @@ def _fake_backward(
     return [x for x, on in zip(made, wanted, strict=True) if on]
 
 
+def _run_whole(
+    handle: str,
+    q: Any,
+    k: Any,
+    v: Any,
+    tensors: list[Any],
+    ints: list[int],
+    floats: list[float],
+    scale: Any,
+    saves_o: bool,
+) -> tuple[Any, Any, Any, Any]:
+    """The body of `attngen::forward_whole`, on real tensors."""
+    from attngen.jit.further import run_whole
+
+    attention = _find(handle)
+    named: dict[str, Any] = _params(attention, ints, floats)
+    named.update({name: x for (name, _), x in zip(attention.binder.tensors, tensors, strict=True)})
+    with torch.no_grad():
+        return run_whole(attention.in_dtype(q.dtype), q, k, v, scale, named, saves_o)
+
+
+def _fake_whole(
+    handle: str,
+    q: Any,
+    k: Any,
+    v: Any,
+    tensors: list[Any],
+    ints: list[Any],
+    floats: list[float],
+    scale: float | None,
+    saves_o: bool,
+) -> tuple[Any, Any, Any, Any]:
+    attention = _find(handle)
+    o, lse = _fake_forward(handle, q, k, v, tensors, ints, floats, scale)
+    pre = torch.empty_like(o) if saves_o and q.device.type != "cpu" else q.new_empty(0)
+    top = torch.empty_like(lse) if attention.spec.max_logit else lse.new_empty(0)
+    return o, lse, pre, top
+
+
 def _run_out(*arguments: Any) -> None:
     _run(*arguments)
 
@@ -226,6 +279,18 @@ def _fake_forward(
 
 def _fake_forward_out(*_: Any) -> None:
     return None
+
+
+def _save_whole(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any, Any, Any]) -> None:
+    """What the backward of `attngen::forward_whole` needs: O before the epilogue, where it was made."""
+    o, lse, pre, top = output
+    ctx.mark_non_differentiable(pre, top)
+    _save(ctx, inputs[:-1], (pre if pre.numel() else o, lse))
+
+
+def _differentiate_whole(ctx: Any, grad_o: Any, grad_lse: Any, *_: Any) -> tuple[Any, ...]:
+    """The backward of `attngen::forward_whole`."""
+    return (*_differentiate(ctx, grad_o, grad_lse), None)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
@@ -281,6 +346,7 @@ def _refuse_outputs(handle: str, q: Any, k: Any, v: Any, tensors: list[Any], *re
 
 for _name, _impl, _fake, _schema in (
     ("forward", _run, _fake_forward, f"({_ARGS}) -> (Tensor, Tensor)"),
+    ("forward_whole", _run_whole, _fake_whole, f"({_ARGS}, bool saves_o) -> (Tensor, Tensor, Tensor, Tensor)"),
     ("forward_out", _run_out, _fake_forward_out, f"({_ARGS}, Tensor(a!) out, Tensor(b!) lse) -> ()"),
     ("backward", _run_backward, _fake_backward, f"({_BACKWARD_ARGS}) -> Tensor[]"),
 ):
@@ -289,5 +355,6 @@ for _name, _impl, _fake, _schema in (
         _library.impl(_name, _impl, _key)
     torch.library.register_fake(f"attngen::{_name}", _fake, lib=_library)
 torch.library.register_autograd("attngen::forward", _differentiate, setup_context=_save, lib=_library)
+torch.library.register_autograd("attngen::forward_whole", _differentiate_whole, setup_context=_save_whole, lib=_library)
 _library.impl("forward_out", _refuse_outputs, "Autograd")
 _library.impl("backward", _backward_once, "Autograd")

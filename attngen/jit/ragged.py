@@ -81,13 +81,14 @@ class RaggedLauncher(Launcher):
         out: Any,
         lse: Any,
         return_lse: bool,
+        further: tuple[Any, ...] = (),
     ) -> Any:
         """One call with bound arguments `tail`; returns o or (o, lse)."""
         state, workers = ready
         index = state.index
         if launch._current_device() != index:
             with torch.cuda.device(index):
-                return self.launch(ready, q, k, v, tail, scale, out, lse, return_lse)
+                return self.launch(ready, q, k, v, tail, scale, out, lse, return_lse, further)
         *_, seqlen_q, heads_q, _ = q.shape
         *_, seqlen_kv, heads_kv, _ = k.shape
         batch = tail[self._first].shape[0] - self._varlen
@@ -117,7 +118,7 @@ class RaggedLauncher(Launcher):
         order = torch.empty(2 * (batch + self._varlen) + 1, dtype=_I32, device=state.device)
         longest = max(seqlen_q, seqlen_kv)
         function = self.functions[plan_of(self._limits, -(-longest // batch) if self._varlen else longest)]
-        rest = (counter, scale, workers, order, *tail)
+        rest = (counter, scale, workers, order, *tail, *further)
         try:
             function(q, k, v, out, lse, *rest)
         except Exception as failure:

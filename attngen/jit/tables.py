@@ -106,12 +106,12 @@ class TableLauncher(Launcher):
 
     def launch(
         self, ready: Ready, q: Any, k: Any, v: Any, tail: tuple[Any, ...], scale: Any, out: Any, lse: Any,
-        return_lse: bool,
+        return_lse: bool, further: tuple[Any, ...] = (),
     ) -> Any:  # fmt: skip
         """As a Launcher's; `tail` ends in a handle or None."""
         *bound, handle = tail
         found = self.workspace.of(ready[0].device, q.shape, k.shape, bound, handle)
-        return super().launch(ready, q, k, v, (*bound, *found), scale, out, lse, return_lse)
+        return super().launch(ready, q, k, v, (*bound, *found), scale, out, lse, return_lse, further)
 
 
 class Workspace:

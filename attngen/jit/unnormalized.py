@@ -24,7 +24,12 @@ _COLUMNS = 8
 def twin_of(spec: AttentionSpec) -> AttentionSpec:
     """The spec whose LSE is that of `spec`: softmax over the same scores and mask, nothing after it."""
     return spec.replace(
-        name=f"{spec.name}_lse", normalizer=Normalizer.SOFTMAX, head_dim_v=_COLUMNS, epilogue=atom("o"), out_dtype=None
+        name=f"{spec.name}_lse",
+        normalizer=Normalizer.SOFTMAX,
+        head_dim_v=_COLUMNS,
+        epilogue=atom("o"),
+        out_dtype=None,
+        max_logit=False,
     )
 
 
@@ -67,6 +72,8 @@ class Unnormalized(Attention):
 
 def kind_of(spec: AttentionSpec, build: Callable[[AttentionSpec], Attention]) -> Callable[..., Attention]:
     """What makes the callable of `spec`; `build` makes that of the twin."""
+    from attngen.jit.further import MaxLogit, UnnormalizedMaxLogit
+
     if spec.normalizer is Normalizer.SOFTMAX:
-        return Attention
-    return partial(Unnormalized, twin=build(twin_of(spec)))
+        return MaxLogit if spec.max_logit else Attention
+    return partial(UnnormalizedMaxLogit if spec.max_logit else Unnormalized, twin=build(twin_of(spec)))

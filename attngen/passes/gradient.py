@@ -42,15 +42,16 @@ def gradient_form(spec: AttentionSpec, score: Expr | None = None, sink: Expr | N
     try:
         return _form(spec, score, sink)
     except RecursionError:
-        raise _too_large(score) from None
+        raise too_large(score) from None
 
 
-def _too_large(score: Expr) -> AttnError:
+def too_large(e: Expr, what: str = "score") -> AttnError:
+    """E0402: derivatives past MAX_NODES."""
     return error(
         "E0402",
-        f"the derivatives of the score have more than {MAX_NODES} nodes, or are nested too deeply",
-        at=score.span,
-        label="this score",
+        f"the derivatives of the {what} have more than {MAX_NODES} nodes, or are nested too deeply",
+        at=e.span,
+        label=f"this {what}",
         helps=("move what does not depend on `s` or on a tensor declared `grad` into a captured tensor",),
     )
 
@@ -61,7 +62,7 @@ def _form(spec: AttentionSpec, score: Expr, sink: Expr | None) -> GradientForm:
     of_score = Derivation(score, (S, *(x for elements in reads.values() for x in elements)))
     slope = of_score.by(S)
     found: list[Contribution] = []
-    room = MAX_NODES - _size(slope)
+    room = MAX_NODES - size(slope)
     for name in learned:
         for element in reads[name]:
             coefficient = of_score.by(element)
@@ -69,9 +70,9 @@ def _form(spec: AttentionSpec, score: Expr, sink: Expr | None) -> GradientForm:
                 found.append(
                     Contribution(tensor=name, kind=kind_of(element), indices=element.indices, coefficient=coefficient)
                 )
-            room -= _size(coefficient)
+            room -= size(coefficient)
             if room < 0:
-                raise _too_large(score)
+                raise too_large(score)
         if sink is not None and any(Derivation(sink, (x,)).by(x) != ZERO for x in in_sink[name]):
             found.append(Contribution(tensor=name, kind=GradientKind.SINK))
     reached = {c.tensor for c in found}
@@ -85,7 +86,7 @@ def _form(spec: AttentionSpec, score: Expr, sink: Expr | None) -> GradientForm:
     )
 
 
-def _size(e: Expr) -> int:
+def size(e: Expr) -> int:
     """Nodes of `e`, up to what no form may have."""
     return sum(1 for _ in islice(walk(e), MAX_NODES + 1))
 

@@ -27,20 +27,22 @@ def distance_values(tile_n: int) -> int:
 
 
 def plan_memory(
-    compute: ComputePlan, wanted_stages: int | None, o_in_q: bool, by_distance: bool = False
+    compute: ComputePlan, wanted_stages: int | None, o_in_q: bool, by_distance: bool = False, stages_o: bool = True
 ) -> MemoryPlan | Reject:
     """Lay out Q, K, V and O in shared memory.
 
-    Rewrite   (tiles, head dims) -> sQ, sK[stages], sV[stages], sO (its own, or in Q's bytes) behind the mbarriers, and
-              sDistance where the score has a part by distance
+    Rewrite   (tiles, head dims) -> sQ, sK[stages], sV[stages], sO (its own, or in Q's bytes; none where O leaves from
+              registers) behind the mbarriers, and sDistance where the score has a part by distance
     Keeps     1024-byte alignment of every buffer (128-byte swizzle)
     Rejects   tiles that leave no room for two KV stages, or for as many as were asked for; O wider than the Q whose
               bytes it takes
     """
     c = compute
     q = aligned(c.tile_m * c.head_dim_qk_padded * 2)
-    o = aligned(c.tile_m * c.head_dim_v_padded * 2)
+    o = aligned(c.tile_m * c.head_dim_v_padded * 2) if stages_o else 0
     stage = c.tile_n * (c.head_dim_qk_padded + c.head_dim_v_padded) * 2
+    if o_in_q and not stages_o:
+        return Reject("memory", "O leaves from registers: it needs no bytes of Q", 2.0)
     if o_in_q and o > q:
         return Reject("memory", f"O ({_kilobytes(o)}) does not fit in the bytes of Q ({_kilobytes(q)})", o / q)
     per_warp = distance_values(c.tile_n)
@@ -73,7 +75,7 @@ def plan_memory(
         buffers = (*buffers, Buffer(name="sDistance", bytes=distances, shape=(per_warp, 4 * c.warpgroups, 2)))
     return MemoryPlan(
         kv_stages=stages,
-        buffers=buffers,
+        buffers=tuple(b for b in buffers if stages_o or b.name != "sO"),
         smem_bytes=total,
         smem_limit=sm90.SMEM_BYTES,
         o_in_q=o_in_q,

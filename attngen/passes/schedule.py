@@ -58,7 +58,7 @@ def plan_schedule(
     named = (
         NamedBarrier(id=0, name="cta", threads=128 * (n + 1)),
         *(NamedBarrier(id=1 + w, name=f"turn of warpgroup {w}", threads=256) for w in range(n) if turn),
-        *(NamedBarrier(id=5 + w, name=f"store of warpgroup {w}", threads=128) for w in range(n)),
+        *(NamedBarrier(id=5 + w, name=f"store of warpgroup {w}", threads=128) for w in range(n) if memory.stages_o),
     )
     return SchedulePlan(
         roles=(

@@ -74,10 +74,10 @@ def _gaps(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
             yield f"{name} = {d}", spec.span, _ABSORBED if name == "head_dim" and _is_absorbed(spec) else _DIMS
     if spec.layout is Layout.PAGED:
         yield f"layout {spec.layout}", spec.span, "use layout = bshd, bhsd, packed_qkv, varlen or padded"
-    if spec.max_logit:
-        yield "the max-logit output", spec.span, "leave it out"
-    if spec.out_dtype not in (None, spec.dtype):
-        yield f"{spec.out_dtype} output", spec.span, "the output has the inputs' dtype"
+    if spec.layout.is_ragged and spec.max_logit:
+        yield f"the max-logit output in layout {spec.layout}", spec.span, "leave it out"
+    if spec.layout.is_ragged and spec.out_dtype not in (None, spec.dtype):
+        yield f"{spec.out_dtype} output in layout {spec.layout}", spec.span, "the output has the inputs' dtype there"
     yield from _of_views(spec)
     if spec.block_sparse is not None:
         yield (

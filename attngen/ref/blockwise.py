@@ -53,6 +53,34 @@ def attention(
     there are some.
     Raises: E0650 to E0652 (indices, missing arguments, shapes).
     """
+    o, lse, _ = _attention(spec, q, k, v, params, tensors, scale, segments)
+    return o, lse
+
+
+def largest(
+    spec: AttentionSpec,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    params: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
+    scale: float | Tensor | None = None,
+) -> Tensor:
+    """The largest kept score of each row, (B, Hq, Sq) fp32, -inf where none is kept; arguments as `attention`'s."""
+    return _attention(spec, q, k, v, params, tensors, scale, None)[2]
+
+
+def _attention(
+    spec: AttentionSpec,
+    q: Several,
+    k: Several,
+    v: Tensor | None,
+    params: Mapping[str, Any] | None,
+    tensors: Mapping[str, Tensor] | None,
+    scale: float | Tensor | None,
+    segments: Mapping[str, tuple[Tensor, Tensor]] | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(o, lse, largest kept scores)."""
     narrow = q.dtype if isinstance(q, torch.Tensor) else q[0].dtype
     wide = torch.promote_types(narrow, torch.float32)
     bound = bind(spec, q, k, v, params, tensors, scale, segments, dtype=wide)
@@ -73,8 +101,10 @@ def attention(
         for b0 in range(0, max(b, 1), batch)
     ]
     o = torch.cat([torch.cat([x[0].to(out) for x in across], dim=2) for across in blocks])
-    lse = torch.cat([torch.cat([x[1] for x in across], dim=-2) for across in blocks], dim=-3)
-    return o, lse.float()
+    lse, top = (
+        torch.cat([torch.cat([x[n] for x in across], dim=-2) for across in blocks], dim=-3).float() for n in (1, 2)
+    )
+    return o, lse, top
 
 
 @lru_cache(maxsize=64)
@@ -129,28 +159,32 @@ class _Lane:
         return torch.baddbmm(s, q, transposed, beta=0, alpha=self.scale, out=s)
 
 
-def _rows_of(lane: _Lane, step: int) -> tuple[Tensor, Tensor]:
-    """o (b, Sq, h, Dv) and lse of all rows of a lane, `step` rows at a time."""
+def _rows_of(lane: _Lane, step: int) -> tuple[Tensor, Tensor, Tensor]:
+    """o (b, Sq, h, Dv), lse and largest scores of all rows of a lane, `step` rows at a time."""
     sq = lane.seqlen_q
     blocks = [_rows(lane, start, min(start + step, sq)) for start in range(0, max(sq, 1), step)]
-    return torch.cat([x[0] for x in blocks], dim=1), torch.cat([x[1] for x in blocks], dim=-1)
+    lse, top = (torch.cat([x[n] for x in blocks], dim=-1) for n in (1, 2))
+    return torch.cat([x[0] for x in blocks], dim=1), lse, top
 
 
-def _rows(lane: _Lane, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """o (b, rows, h, Dv) and lse of rows [start, stop)."""
+def _rows(lane: _Lane, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+    """o (b, rows, h, Dv), lse and largest scores of rows [start, stop)."""
     bound = lane.bound
     q_idx = torch.arange(start, stop, device=bound.q.device)
     env = lane.env(bound.sets[0].parts[0].k.shape[1], q_idx)
     total: Tensor | None = None
-    lses = []
+    lses, tops = [], []
     for s, q in zip(bound.sets, lane.q, strict=True):
-        o, lse = _softmax(lane, s, q[:, :, start:stop], q_idx, env)
+        o, lse, top = _softmax(lane, s, q[:, :, start:stop], q_idx, env)
         term = o if s.weight is None else o * bound.value(s.weight, env)
         total = term if total is None else total + term
         lses.append(lse)
+        tops.append(top)
     assert total is not None
     out = epilogue(bound, total, env).transpose(1, 2)
-    return out, torch.stack(lses) if bound.spec.branches else lses[0]
+    if not bound.spec.branches:
+        return out, lses[0], tops[0]
+    return out, torch.stack(lses), torch.stack(tops)
 
 
 @dataclass(slots=True)
@@ -167,8 +201,10 @@ def _safe(top: Tensor) -> Tensor:
     return torch.where(top == -torch.inf, torch.zeros_like(top), top)
 
 
-def _softmax(lane: _Lane, s: ScoreSet, q: Tensor, q_idx: Tensor, env: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """o (b, h, rows, Dv) and lse (b, h, rows) of one score set; q (b, h, rows, D)."""
+def _softmax(
+    lane: _Lane, s: ScoreSet, q: Tensor, q_idx: Tensor, env: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """o (b, h, rows, Dv), lse and largest scores (b, h, rows) of one score set; q (b, h, rows, D)."""
     bound, rows, (b, hkv) = lane.bound, len(q_idx), lane.sizes
     n, m = b * hkv, lane.group * rows
     state = _State(q.new_full((n, m, 1), -torch.inf), q.new_zeros(n, m, 1), q.new_zeros(n, m, bound.spec.head_dim_v))
@@ -178,7 +214,7 @@ def _softmax(lane: _Lane, s: ScoreSet, q: Tensor, q_idx: Tensor, env: Mapping[st
             _step(lane, state, q, part, q_idx, start, stop, full)
     shape = (b, hkv * lane.group, rows, 1)
     top, total, o = state.top.view(shape), state.total.view(shape), state.o.view(*shape[:3], state.o.shape[-1])
-    softmax = bound.spec.normalizer is Normalizer.SOFTMAX
+    largest, softmax = top, bound.spec.normalizer is Normalizer.SOFTMAX
     if s.sink is not None:
         sink = torch.broadcast_to(bound.value(s.sink, env), shape)
         grown = torch.maximum(top, sink)
@@ -188,7 +224,7 @@ def _softmax(lane: _Lane, s: ScoreSet, q: Tensor, q_idx: Tensor, env: Mapping[st
     empty = total == 0
     safe = torch.where(empty, torch.ones_like(total), total)
     lse = torch.where(empty, torch.full_like(safe, -torch.inf), _safe(top) + safe.log())
-    return o / safe if softmax else o, lse.squeeze(-1)
+    return o / safe if softmax else o, lse.squeeze(-1), largest.squeeze(-1)
 
 
 def _blocks(lane: _Lane, part: Part, q_idx: Tensor) -> Iterator[tuple[int, int, bool]]:

@@ -19,8 +19,9 @@ import torch
 
 from attngen.ir.backward import BackwardPlanSet, BackwardSchedule
 from attngen.ir.expr import Atom
-from attngen.ir.gradient import Contribution, GradientKind
+from attngen.ir.gradient import OF_ROWS, Contribution, GradientKind
 from attngen.ir.types import Normalizer
+from attngen.passes.epilogue import epilogue_slope, has_epilogue
 from attngen.ref.binding import Binding, bind
 from attngen.ref.evaluate import Tensor
 from attngen.ref.tables import with_tables
@@ -65,7 +66,7 @@ class Result(NamedTuple):
     """dq (B, Sq, Hq, D), dk (B, Skv, Hkv, D), dv (B, Skv, Hkv, Dv), float64; the buffers of captured gradients; steps.
 
     `extra`: one for each contribution of the plan set's gradient: sink and row (B, Hq, Sq), column (B, Hq, Skv),
-    element in the tensor's declared shape.
+    element in the tensor's declared shape, output (B, Hq, Sq, Dv), output_row (B, Hq, Sq).
     """
 
     dq: Tensor
@@ -92,9 +93,9 @@ def run(
 ) -> Result:
     """Run the plan that serves these lengths: gradients of a loss that has `do` and `dlse` (None: zero) for o and lse.
 
-    q (B, Sq, Hq, D), k and v (B, Skv, Hkv, D[v]), o and do (B, Sq, Hq, Dv), lse and dlse (B, Hq, Sq), at least one row
-    and one key: a call without is not launched. `workers`: SMs of the GPU, which say how heads are grouped.
-    Where the normaliser needs no LSE, the kernel reads neither lse nor dlse.
+    q (B, Sq, Hq, D), k and v (B, Skv, Hkv, D[v]), o (before the epilogue) and do (B, Sq, Hq, Dv), lse and dlse
+    (B, Hq, Sq), at least one row and one key: a call without is not launched. `workers`: SMs of the GPU, which say how
+    heads are grouped. Where the normaliser needs no LSE, the kernel reads neither lse nor dlse.
     Raises: TurnError; ValueError for a call that is not launched; E0650 to E0652 as the dense meaning does.
     """
     bound = bind(plans.spec, q, k, v, params, tensors, scale)
@@ -131,12 +132,29 @@ class _Execution:
         self.seqlen_kv = part.k.shape[1]
         self.m_blocks, self.n_blocks = -(-self.seqlen_q // c.tile_m), -(-self.seqlen_kv // c.tile_n)
         self.trace = Trace(c.tile_m, c.tile_n)
-        self.q, self.do = self.padded(bound.q, c.tile_m), self.padded(do, c.tile_m)
+        self.q = self.padded(bound.q, c.tile_m)
         self.k, self.v = self.padded(part.k, c.tile_n), self.padded(part.v, c.tile_n)
         self.dq, self.dk, self.dv = (torch.zeros_like(x) for x in (self.q, self.k, self.v))
         self.counters = torch.zeros(self.batch, self.heads_q, self.m_blocks, dtype=torch.int64)
         self.extra = tuple(self.buffer(x) for x in plans.gradient.contributions)
+        do = self.before_epilogue(o, do)
+        self.do = self.padded(do, c.tile_m)
         self.lse, self.delta = self.prepare(o, lse, do, dlse)
+
+    def before_epilogue(self, o: Tensor, do: Tensor) -> Tensor:
+        """dO before the epilogue; what captured tensors gain through it goes to their buffers."""
+        spec = self.plans.spec
+        if not has_epilogue(spec):
+            return do
+        columns = torch.arange(o.shape[-1]).view(1, 1, 1, -1)
+        env = self.bound.env(self.seqlen_kv, torch.arange(self.seqlen_q))
+        env = {**env, "o": o.transpose(1, 2), "d": columns}
+        do = do.transpose(1, 2)
+        for c, buffer in zip(self.plans.gradient.contributions, self.extra, strict=True):
+            if c in self.plans.gradient.of_epilogue:
+                gained = do * self.bound.value(c.coefficient, env)
+                buffer.copy_(gained if c.kind is GradientKind.OUTPUT else gained.sum(-1))
+        return (do * self.bound.value(epilogue_slope(spec), env)).transpose(1, 2)
 
     @staticmethod
     def padded(x: Tensor, tile: int) -> Tensor:
@@ -149,6 +167,8 @@ class _Execution:
     def buffer(self, c: Contribution) -> Tensor:
         if c.kind is GradientKind.ELEMENT:
             return torch.zeros(self.bound.tensors[c.tensor].shape, dtype=torch.float64)
+        if c.kind is GradientKind.OUTPUT:
+            return torch.zeros(self.batch, self.heads_q, self.seqlen_q, self.v.shape[-1], dtype=torch.float64)
         length = self.seqlen_kv if c.kind is GradientKind.COLUMN else self.seqlen_q
         return torch.zeros(self.batch, self.heads_q, length, dtype=torch.float64)
 
@@ -331,7 +351,7 @@ class _Execution:
     def contribute(self, s: Step, dz: Tensor, env: Mapping[str, Tensor], keep: Tensor) -> None:
         """Add dz * coefficient of each captured tensor: to the sums of rows or of columns, or to its elements."""
         for c, buffer in zip(self.plans.gradient.contributions, self.extra, strict=True):
-            if c.kind is GradientKind.SINK:
+            if c.kind in OF_ROWS:
                 continue
             # (1, 1, tile_m, tile_n), zero past the end: no pair there passes anything
             values = self.product(dz, self.bound.value(c.coefficient, env, active=keep))

@@ -102,7 +102,8 @@ def wanted(plan: KernelPlan, ragged: bool = False) -> Events:
         "attend": last + Counter({"rings.q_full wait": 1}) + (q_arrive if own else Counter()),
         "first_tile": first,
         "step": both + turn,
-        "store_o": Counter({f"BARRIER_STORE sync {threads['store']}": 2}) + (Counter() if own else q_arrive),
+        "store_o": (Counter({f"BARRIER_STORE sync {threads['store']}": 2}) if plan.memory.stages_o else Counter())
+        + (Counter() if own else q_arrive),
     }
     if plan.mask.ranges_per_warpgroup and not runs:
         methods["pass_tile"] = both + turn

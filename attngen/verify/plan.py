@@ -91,8 +91,9 @@ def _memory(plan: KernelPlan) -> Iterator[Check]:
     names = {b.name: b for b in m.buffers}
     used = sum(b.bytes for b in m.buffers)
     limit = min(m.smem_limit, sm90.SMEM_BYTES)
+    wanted = ["sK", "sO", "sQ", "sV"] if m.stages_o else ["sK", "sQ", "sV"]
     found = sorted(b.name for b in m.buffers if b.name != "sDistance")
-    yield found == ["sK", "sO", "sQ", "sV"], f"memory: buffers {sorted(names)}"
+    yield found == wanted, f"memory: buffers {sorted(names)}"
     yield used + HEAD_BYTES == m.smem_bytes, f"memory: buffers take {used} and {HEAD_BYTES}, total {m.smem_bytes}"
     yield m.smem_bytes <= limit, f"memory: total {m.smem_bytes}, limit {limit}"
     yield all(b.bytes % 1024 == 0 for b in m.buffers), "memory: a buffer breaks 1024-byte alignment"
@@ -152,7 +153,7 @@ def _barriers(plan: KernelPlan) -> Iterator[Check]:
     ids = [b.id for b in s.named_barriers]
     yield len(set(ids)) == len(ids) and all(0 <= i < 16 for i in ids), f"schedule: named barriers {ids}"
     wanted = {(0, "cta", plan.launch.threads)}
-    wanted |= {(5 + w, f"store of warpgroup {w}", 128) for w in range(c.warpgroups)}
+    wanted |= {(5 + w, f"store of warpgroup {w}", 128) for w in range(c.warpgroups) if plan.memory.stages_o}
     wanted |= {(1 + w, f"turn of warpgroup {w}", 256) for w in range(c.warpgroups) if s.pingpong}
     for b in s.named_barriers:
         yield (b.id, b.name, b.threads) in wanted, f"schedule: barrier {b.id} ({b.name}, {b.threads} threads)"

@@ -23,7 +23,7 @@ _IMPORTS = {"copy", "math", "sys", "dataclasses", "types", "cuda", "cutlass", "t
 _CALLS = {"exec", "eval", "compile", "open", "input", "breakpoint", "globals", "setattr", "delattr", "__import__"}
 _ELEMENT = {DType.BF16: "cutlass.BFloat16", DType.FP16: "cutlass.Float16"}
 #: What the module must define, once.
-_MODULE = ("ATTN_META", "ELEMENT", "HEAD_DIM_QK", "HEAD_DIM_V", "BARRIER_STORE", "PLANS", "LIMITS")
+_MODULE = ("ATTN_META", "ELEMENT", "HEAD_DIM_QK", "HEAD_DIM_V", "PLANS", "LIMITS")
 #: Shared-memory tensors, defined once, in `kernel`.
 _BUFFERS = ("sQ", "sK", "sV", "sO")
 
@@ -120,17 +120,19 @@ def _names(tree: ast.Module, nodes: Sequence[ast.AST], plan_set: PlanSet) -> Ite
     """Definitions that must stand once."""
     module = Counter(n for node in tree.body if isinstance(node, ast.Assign) for n in _targets(node))
     turn = ["BARRIER_TURN"] if plan_set.plans[0].schedule.pingpong else []
-    for word in sorted({*_MODULE, *turn, *module}):
+    store = ["BARRIER_STORE"] if plan_set.plans[0].memory.stages_o else []
+    for word in sorted({*_MODULE, *store, *turn, *module}):
         if module[word] != 1:
             yield f"{word} is defined {module[word]} times"
     kernel = _method(tree, "AttentionForward", "kernel")
     anywhere = Counter(n for node in nodes if isinstance(node, ast.Assign) for n in _targets(node))
     here = Counter(n for node in ast.walk(kernel) if isinstance(node, ast.Assign) for n in _targets(node))
-    for word in _BUFFERS:
+    stages_o = plan_set.plans[0].memory.stages_o
+    for word in _BUFFERS if stages_o else _BUFFERS[:-1]:
         # the branch of `own buffer or Q's` is taken by the template: one definition is left
         if here[word] != 1 or anywhere[word] != 1:
             yield f"{word} is defined {here[word]} times in kernel, {anywhere[word]} in all"
-    own = not plan_set.plans[0].memory.o_in_q
+    own = stages_o and not plan_set.plans[0].memory.o_in_q
     fields = [
         n.target.id
         for scope in nodes
@@ -169,7 +171,7 @@ def _numbers(tree: ast.Module, plan_set: PlanSet) -> Iterator[str]:
         "HEAD_DIM_QK": first.head_dim_qk_padded,
         "HEAD_DIM_V": first.head_dim_v_padded,
         "LIMITS": plan_set.limits,
-        "BARRIER_STORE": barriers["store of warpgroup 0"],
+        "BARRIER_STORE": barriers.get("store of warpgroup 0", 5),
         "BARRIER_TURN": barriers.get("turn of warpgroup 0", 1),
     }
     for name, value in wanted.items():

@@ -7,18 +7,18 @@ import json
 from pathlib import Path
 
 import pytest
+from large import TOO_LARGE, large
 
 from attngen.source import read_meta
 
 ROOT = Path(__file__).resolve().parents[2]
-EPILOGUE = "attn 1\nattention gated {\n  head_dim = 64\n  mask = kv_idx <= q_pos\n  epilogue = o * 2.0\n}\n"
 
 
 @pytest.fixture
 def gated(tmp_path: Path) -> Path:
     """A spec that has a forward only."""
     path = tmp_path / "gated.attn"
-    path.write_text(EPILOGUE)
+    path.write_text(large())
     return path
 
 
@@ -48,7 +48,7 @@ def test_another_word_is_usage(attngen, causal):
 def test_no_backward_is_said_and_the_forward_written(attngen, gated, tmp_path):
     path = tmp_path / "k.py"
     done = attngen("compile", gated, "-o", path, "-q")
-    said = "There is no backward in this file: sm_90a backward kernels do not serve an epilogue yet."
+    said = f"There is no backward in this file: {TOO_LARGE}."
     assert done.code == 0 and f"note: {said}" in done.err
     assert said in " ".join(path.read_text().split()) and read_meta(path.read_text())["direction"] == "forward"
     assert attngen("compile", gated, "--only", "forward").err == ""
@@ -120,7 +120,7 @@ def test_the_rooflines_of_the_backward_add_up(attngen, causal):
 def test_explain_says_why_there_is_no_backward(attngen, gated):
     done = attngen("explain", gated)
     assert done.code == 0 and "backward: refused; the forward is served" in done.out
-    assert "E0402 sm_90a backward kernels do not serve an epilogue yet" in done.out and "instead: " in done.out
+    assert f"E0402 {TOO_LARGE}" in done.out and "instead: " in done.out
     found = json.loads(attngen("explain", gated, "--json").out)["backward"]
     assert found["served"] is False and found["refused"][0]["code"] == "E0402"
 
@@ -130,7 +130,7 @@ def test_explain_says_why_there_is_no_backward(attngen, gated):
 
 def test_check_plan_names_what_has_no_backward(attngen, causal, gated):
     done = attngen("check", "--plan", causal, gated)
-    assert done.code == 0 and f"{gated}: gated: sm_90a backward kernels do not serve an epilogue yet" in done.err
+    assert done.code == 0 and f"{gated}: gated: {TOO_LARGE}" in done.err
     assert "backward" not in attngen("check", causal, gated).err
     files = json.loads(attngen("check", "--plan", "--json", causal, gated).out)["files"]
     assert files[0]["gradients_without"] == {"causal": []} and files[1]["ok"]

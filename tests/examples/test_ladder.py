@@ -64,8 +64,6 @@ REFUSED = {
 }
 #: Blocks with a forward kernel whose backward is refused.
 NO_BACKWARD = {
-    "evoformer_row": {"an epilogue"},
-    "qwen3_next": {"an epilogue"},
     "modernbert_unpadded": {"layout varlen"},
     "modernbert_unpadded_global": {"layout varlen"},
     "padded_decode": {"layout padded"},

@@ -18,9 +18,11 @@ from ptxcheck.report import Report
 from attngen import samples
 from attngen.emit.backward import emit_backward
 from attngen.ir.backward import BackwardPlanSet
+from attngen.ir.expr import atom
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout
 from attngen.jit.scale import Scale
+from attngen.passes.epilogue import rewrites_do
 from attngen.ref import dense
 from attngen.ref.backward import attention_backward
 from attngen.ref.interp_backward import Result, Trace
@@ -31,7 +33,7 @@ Tensor = torch.Tensor
 INPUTS = ("q", "k", "v", "o", "do", "lse", "dlse")
 OUTPUTS = ("dq", "dk", "dv")
 NAMES = (*INPUTS, *OUTPUTS, "workspace", "softmax_scale", "workers")
-DTYPES = {DType.BF16: torch.bfloat16, DType.FP16: torch.float16}
+DTYPES = {DType.BF16: torch.bfloat16, DType.FP16: torch.float16, DType.F32: torch.float32}
 
 
 @dataclass(frozen=True)
@@ -115,11 +117,12 @@ def call(
     given = {n: x for n, x in (params or {}).items() if n in {p.name for p in spec.params}}
     params, tensors = samples.params(spec, given), {**samples.tensors(spec, shape, seed=seed), **(tensors or {})}
     with torch.no_grad():
-        out = dense.attention(spec, q, k, v, params, tensors)
+        out = dense.attention(spec.replace(epilogue=atom("o")), q, k, v, params, tensors)  # what a forward saves
     g = torch.Generator().manual_seed(seed + 100)
-    do = torch.randn(out.o.shape, generator=g).to(q.dtype)
+    kind = DTYPES[spec.out_dtype or spec.dtype]
+    do = torch.randn(out.o.shape, generator=g).to(kind)
     grad_lse = torch.randn(out.lse.shape, generator=g) if dlse else torch.zeros(1, 1, 1).expand(out.lse.shape)
-    return Call(spec, q, k, v, out.o.to(q.dtype), do, out.lse.float(), grad_lse, params, tensors)
+    return Call(spec, q, k, v, out.o.to(kind), do, out.lse.float(), grad_lse, params, tensors)
 
 
 def run(
@@ -137,6 +140,9 @@ def run(
     given = outputs is not None
     outputs = outputs or [torch.full(x.shape, math.nan, dtype=x.dtype) for x in (c.q, c.k, c.v)]
     extra = [buffer(entry, c) for entry in made.meta["gradients"]]
+    if rewrites_do(c.spec):
+        shape = (*c.do.shape[:1], *((c.do.shape[2], c.do.shape[1]) if bhsd else c.do.shape[1:3]), c.do.shape[3])
+        extra.append(torch.full(shape, math.nan, dtype=c.q.dtype))
     tail = (*c.params.values(), *(expanded(c, n) for n in c.tensors))
     scale = Scale(c.spec)
     value = scale.default if scale.default == scale.default else scale.of(tail)
@@ -149,7 +155,11 @@ def run(
     )  # fmt: skip
     assert not report.faults
     back = [x.transpose(1, 2) if bhsd else x for x in big[5:]]
-    sums = {f"extra {n}": once(x) for n, x in enumerate(extra)}
+    entries = made.meta["gradients"]
+    sums = {
+        f"extra {n}": x.transpose(1, 2) if e["kind"] == "output" and not bhsd else once(x)
+        for n, (e, x) in enumerate(zip(entries, extra, strict=False))
+    }
     return {**dict(zip(OUTPUTS, back, strict=True)), **sums}, report
 
 
@@ -175,8 +185,11 @@ def buffer(entry: Mapping[str, Any], c: Call) -> Tensor:
     if entry["kind"] == "element":
         x = expanded(c, entry["tensor"])
         return torch.zeros_like(c.tensors[entry["tensor"]], dtype=torch.float32).expand(x.shape)
+    if entry["kind"] == "output":
+        shape = (b, hq, sq, c.v.shape[3]) if c.spec.layout is Layout.BHSD else (b, sq, hq, c.v.shape[3])
+        return torch.full(shape, math.nan, dtype=DTYPES[c.spec.tensor(entry["tensor"]).dtype])
     shape = (b, hq, c.k.shape[1] if entry["kind"] == "column" else sq)
-    return torch.full(shape, math.nan if entry["kind"] == "sink" else 0.0)
+    return torch.full(shape, math.nan if entry["kind"] in ("sink", "output_row") else 0.0)
 
 
 def verify(made: Kernels, c: Call, *, seeds: Sequence[int] = (0,), sms: int = 4, **options: Any) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -140,22 +140,27 @@ def attngen_call(
     layout: str = "bshd",
     workers: int = 3,
     code: Code | None = None,
+    further: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, Report]:
     """One call of a generated forward kernel: O and LSE, NaN where nothing was written, and the report.
 
     `workers` is the number of CTAs, which take tiles from a counter; the kernel must leave that at zero. `code` runs in
-    place of what `module` compiles to. `options` go to `check`. No launch is made for no rows or no keys, as in
+    place of what `module` compiles to. `further`: of what the kernel takes last (`ATTN_META["further"]`), what is not
+    made here. `options` go to `check`. No launch is made for no rows or no keys, as in
     attngen.jit: such a call is an error here.
     """
     heads, rows = (2, 1) if layout == "bshd" else (1, 2)
     if 0 in q.shape or 0 in k.shape:
         raise ValueError("an empty call launches nothing")
-    o = torch.full((*q.shape[:3], v.shape[3]), math.nan, dtype=q.dtype)
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16, "f32": torch.float32}[module.ATTN_META["out_dtype"]]
+    o = torch.full((*q.shape[:3], v.shape[3]), math.nan, dtype=kind)
     lse = torch.full((q.shape[0], q.shape[heads], q.shape[rows]), math.nan)
     counter = torch.zeros(1, dtype=torch.int32)
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
-    extra = (*params, *tensors, *table_arguments(module, q, k, layout))
+    made = {"o_pre": o, "saves_o": 0, "max_logit": lse.clone(), **(further or {})}
+    more = (made[n] for n in module.ATTN_META.get("further", ()))
+    extra = (*params, *tensors, *table_arguments(module, q, k, layout), *more)
     names = ["q", "k", "v", "o", "lse", "tile_counter", "softmax_scale", "workers"]
     names += [f"extra argument {n}" for n in range(len(extra))]
     code = code or compile_module(module, plan)

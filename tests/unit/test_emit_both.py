@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from large import TOO_LARGE, large
 from test_emit import reference_of, statements
 
 from attngen import api, samples
@@ -157,17 +158,14 @@ def test_names_of_a_spec_that_the_join_gives_to_others() -> None:
 
 # ---- what is left out ------------------------------------------------------------------------------------------------
 
-EPILOGUE = "attn 1\nattention gated {\n  head_dim = 64\n  mask = kv_idx <= q_pos\n  epilogue = o * 2.0\n}\n"
-
-
 def test_without_a_backward_the_forward_says_why() -> None:
-    spec = load_spec(EPILOGUE)
+    spec = load_spec(large())
     source = api.compile(spec)
     plain = emit(plan(spec))
     assert statements(source.text) == statements(plain.text) and source.kernel_id != plain.kernel_id
     assert source.meta["direction"] == "forward" and not is_edited(source.text)
     note = " ".join(source.meta["notes"][0])
-    assert note == "There is no backward in this file: sm_90a backward kernels do not serve an epilogue yet."
+    assert note == f"There is no backward in this file: {TOO_LARGE}."
     assert note in " ".join(str(ast.get_docstring(ast.parse(source.text))).split())
     with pytest.raises(AttnError) as refused:
         api.compile(spec, only="backward")
@@ -179,7 +177,7 @@ def test_a_gradient_that_is_left_out_is_named(monkeypatch: pytest.MonkeyPatch) -
 
     def some(spec: object, target: str, *, captured: object = ()) -> object:
         if "table" in captured:  # type: ignore[operator]
-            return plan_backward(load_spec(EPILOGUE), target)  # refused
+            return plan_backward(load_spec(large()), target)  # refused
         return plan_backward(spec, target, captured=captured)  # type: ignore[arg-type]
 
     monkeypatch.setattr(directions, "plan_backward", some)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from large import TOO_LARGE, large
 from test_jit_gradients import SINKS, captured, close, exact, loss, qkv
 from torch.utils.checkpoint import checkpoint
 
@@ -264,14 +265,12 @@ def test_fake_gradients_have_the_strides_of_real_ones(rich: Attention, bhsd: Att
 def test_a_spec_that_no_backward_serves_is_refused_while_tracing() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    text = SINKS.replace("attention sinks", "attention served") + "\nattention gated {\n  head_dim = 64\n"
-    text += "  tensor gate: f32[heads_q]\n  epilogue = o * gate[h]\n}\n"
-    attn = attngen.build(text)
+    attn = attngen.build(large())
     with FakeTensorMode():
         x = [torch.empty(1, 8, 2, 64, dtype=BF16, device="cuda") for _ in range(3)]
-        rows, gate = torch.empty(1, 2, 8, device="cuda"), torch.empty(2, device="cuda")
+        rows, gate = torch.empty(1, 2, 8, device="cuda"), torch.empty(512, 2, device="cuda")
         rest = ([gate], [], [], None)
         assert torch.ops.attngen.forward(attn.handle, *x, *rest)[0].shape == x[0].shape
-        with pytest.raises(AttnError, match="do not serve an epilogue") as caught:
-            torch.ops.attngen.backward(attn.handle, *x, x[0], rows, x[0], None, *rest, [True, True, True])
+        with pytest.raises(AttnError, match=TOO_LARGE) as caught:
+            torch.ops.attngen.backward(attn.handle, *x, x[0], rows, x[0], None, *rest, [True] * 4)
     assert caught.value.code == "E0402"

@@ -245,8 +245,6 @@ GAPS: dict[str, tuple[AttentionSpec, str]] = {
         "`seqused_q`, which layout padded has of its own,",
     ),
     "paged": (spec(layout=Layout.PAGED), "layout paged"),
-    "max_logit": (spec(max_logit=True), "the max-logit output"),
-    "out_dtype": (spec(out_dtype=DType.F32), "f32 output"),
     "v_view": (spec(d=64, dv=32, v_view_start=4), "a view of K that starts at column 4"),
     "block_sparse": (spec(block_sparse=BlockSparse(q=128, kv=128)), "block_sparse"),
 }
@@ -316,9 +314,9 @@ def test_e0402_shows_its_place(clauses: str, clause: str) -> None:
 
 
 def test_all_gaps_are_told_at_once() -> None:
-    both = refused(spec(layout=Layout.PAGED, max_logit=True, dtype=DType.F32))
+    both = refused(spec(layout=Layout.PAGED, block_sparse=BlockSparse(q=128, kv=128), dtype=DType.F32))
     assert [d.message.split("serve ")[1] for d in both.diagnostics] == [
-        "f32 inputs yet", "layout paged yet", "the max-logit output yet",
+        "f32 inputs yet", "layout paged yet", "block_sparse yet",
     ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from large import TOO_LARGE, large
 from test_search import DIMS, GAPS, MASKS, shown, written
 
 from attngen.diag.codes import CODES
@@ -19,6 +20,7 @@ from attngen.ir.types import DType
 from attngen.passes.backward.compute import Candidate
 from attngen.plan_text_backward import turn_words
 from attngen.search_backward import candidates, has_sink_rows, plan_backward
+from attngen.syntax import load_spec
 from attngen.targets import sm90
 from attngen.verify.backward import faults
 
@@ -147,13 +149,10 @@ def test_what_the_forward_does_not_serve_its_backward_does_not(name: str) -> Non
     assert (fault.code, fault.message) == ("E0402", f"sm_90a kernels do not serve {what} yet")
 
 
-def test_e0402_of_an_epilogue() -> None:
-    gate = "tensor g: f32[batch, seqlen_q, heads_q, head_dim_v]\n  epilogue = o * sigmoid(g[b, q_idx, h, d])"
-    (fault,) = refused(written(64, 64, gate))
-    assert (fault.code, fault.message) == ("E0402", "sm_90a backward kernels do not serve an epilogue yet")
-    assert shown(fault) == "o * sigmoid(g[b, q_idx, h, d])"
-    assert fault.helps == ("apply it to the output in torch",)
-    assert fault.notes[0].startswith("gradients of this spec are computed on CPU tensors")
+def test_e0402_of_an_epilogue_with_too_large_derivatives() -> None:
+    (fault,) = refused(load_spec(large()))
+    assert (fault.code, fault.message) == ("E0402", TOO_LARGE)
+    assert shown(fault).startswith("(") and fault.helps
 
 
 def test_e0402_of_a_deterministic_gradient_that_many_pairs_add_to() -> None:

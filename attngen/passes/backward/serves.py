@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from attngen.diag.diagnostic import Diagnostic, Label
 from attngen.diag.span import Span
-from attngen.ir.expr import Atom
 from attngen.ir.gradient import GradientForm
 from attngen.ir.spec import AttentionSpec
 from attngen.passes import serves
@@ -37,8 +36,6 @@ def _gaps(
 ) -> Iterator[tuple[str, Span | None, str]]:
     if spec.layout.is_ragged:
         yield f"layout {spec.layout}", spec.span, "call one backward a sequence, in layout bshd"
-    if not isinstance(spec.epilogue, Atom):
-        yield "an epilogue", spec.epilogue.span or spec.span, "apply it to the output in torch"
     for name in sorted(reduced_tensors(gradient) & {*captured}) if deterministic else ():
         yield (
             f"a deterministic gradient of `{name}`, which many pairs add to,",
