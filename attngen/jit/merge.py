@@ -37,8 +37,7 @@ def merge(
     bhsd = layout == "bhsd"
     _fit(os, lses, bhsd)
     weights, lse = softmax_weights(lses)
-    o = weighted_sum(os, weights, bhsd)
-    return o.to(dtype or o1.dtype), lse
+    return weighted_sum(os, weights, bhsd, dtype or o1.dtype), lse
 
 
 def softmax_weights(lses: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
@@ -53,14 +52,15 @@ def softmax_weights(lses: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
     return list((p / safe).unbind(0)), torch.where(empty, -torch.inf, top + safe.log())
 
 
-def weighted_sum(os: Sequence[Tensor], weights: Sequence[Tensor | float], bhsd: bool) -> Tensor:
-    """Sum of w_i o_i in fp32 or float64. A weight is a number, or (batch, heads_q, seqlen_q) with extents of 1 allowed.
+def weighted_sum(os: Sequence[Tensor], weights: Sequence[Tensor | float], bhsd: bool, dtype: Any = None) -> Tensor:
+    """Sum of w_i o_i, contiguous, in fp32 or float64, rounded to `dtype` where given. A weight is a number, or (batch,
+    heads_q, seqlen_q) with extents of 1 allowed.
 
     Of the parts only o_i is saved, in its own dtype.
     """
     count, tensors = len(os), [w for w in weights if isinstance(w, Tensor)]
     places = tuple(None if isinstance(w, Tensor) else float(w) for w in weights)
-    total: Tensor = _WeightedSum.apply(count, places, bhsd, *os, *tensors)  # type: ignore[no-untyped-call]
+    total: Tensor = _WeightedSum.apply(count, places, bhsd, dtype, *os, *tensors)  # type: ignore[no-untyped-call]
     return total
 
 
@@ -68,30 +68,49 @@ class _WeightedSum(torch.autograd.Function):
     """dO_i = w_i dO;  dw_i = rowsum(dO * O_i)."""
 
     @staticmethod
-    def forward(ctx: Any, count: int, places: tuple[float | None, ...], bhsd: bool, *given: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, count: int, places: tuple[float | None, ...], bhsd: bool, dtype: Any, *given: Tensor
+    ) -> Tensor:
         ctx.places, ctx.bhsd = places, bhsd
         ctx.save_for_backward(*given)
         os, weights = given[:count], _columns(given[count:], places, bhsd)
         kind = torch.promote_types(os[0].dtype, torch.float32)
-        total: Tensor = os[0].to(kind) * weights[0]
-        for o, w in zip(os[1:], weights[1:], strict=True):
-            total = total + o.to(kind) * w
-        return total
+        total = torch.empty(os[0].shape, dtype=kind, device=os[0].device)
+        for i, (o, w) in enumerate(zip(os, weights, strict=True)):  # one pass over memory for each
+            if i == 0:
+                torch.mul(o.to(kind) if isinstance(w, float) else o, w, out=total)
+            elif isinstance(w, float):
+                total.add_(o, alpha=w)
+            else:
+                total.addcmul_(o, w)
+        return total if dtype is None else total.to(dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         given, places = ctx.saved_tensors, ctx.places
         os, tensors = given[: len(places)], given[len(places) :]
         weights = _columns(tensors, places, ctx.bhsd)
-        dos = [(grad * w).to(o.dtype) for o, w in zip(os, weights, strict=True)]
+        dos = [_rounded_product(grad, w, o) for o, w in zip(os, weights, strict=True)]
+        kind = torch.promote_types(os[0].dtype, torch.float32)
         dws = []
         left = iter(tensors)
         for o, place in zip(os, places, strict=True):
             if place is None:
-                rows = (grad * o.to(grad.dtype)).sum(-1)
+                rows = (grad.to(kind) * o).sum(-1)
                 w = next(left)
                 dws.append((rows if ctx.bhsd else rows.transpose(1, 2)).sum_to_size(w.shape).to(w.dtype))
-        return None, None, None, *dos, *dws
+        return None, None, None, None, *dos, *dws
+
+
+def _rounded_product(grad: Tensor, w: Any, o: Tensor) -> Tensor:
+    """grad * w in the dtype of o, computed in fp32 or wider."""
+    kind = torch.promote_types(grad.dtype, torch.float32)
+    if isinstance(w, float):
+        return grad.to(o.dtype) if w == 1.0 else (grad.to(kind) * w).to(o.dtype)
+    if torch.is_grad_enabled():  # create_graph=True
+        return (grad * w).to(o.dtype)
+    product: Tensor = torch.mul(grad, w, out=torch.empty(grad.shape, dtype=o.dtype, device=o.device))
+    return product
 
 
 def _columns(tensors: Sequence[Tensor], places: Sequence[float | None], bhsd: bool) -> list[Any]:

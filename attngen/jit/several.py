@@ -127,13 +127,13 @@ class SeveralAttention:
             weights, rows = softmax_weights(lses)
         elif lses:
             rows = softmax_weights(lses)[1]
-        o = weighted_sum(os, weights, self._bhsd)
+        dtype = self._dtype or os[0].dtype
+        o = weighted_sum(os, weights, self._bhsd, None if self._epilogue is not None else dtype)
         if self._epilogue is not None:
             assert values is not None
             heads_first = o if self._bhsd else o.transpose(1, 2)
             made = torch.broadcast_to(values(self._epilogue, heads_first), heads_first.shape)
-            o = made if self._bhsd else made.transpose(1, 2)
-        o = o.to(self._dtype or os[0].dtype).contiguous()
+            o = (made if self._bhsd else made.transpose(1, 2)).to(dtype).contiguous()
         if out is not None or lse is not None:
             o, rows = self._written(o, rows, out, lse)
         return (o, rows) if return_lse else o
