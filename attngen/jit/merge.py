@@ -83,7 +83,8 @@ class _WeightedSum(torch.autograd.Function):
                 total.add_(o, alpha=w)
             else:
                 total.addcmul_(o, w)
-        return total if dtype is None else total.to(dtype)
+        rounded: Tensor = total if dtype is None else total.to(dtype)
+        return rounded
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
