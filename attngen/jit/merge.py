@@ -105,12 +105,14 @@ class _WeightedSum(torch.autograd.Function):
 
 def _rounded_product(grad: Tensor, w: Any, o: Tensor) -> Tensor:
     """grad * w in the dtype of o, computed in fp32 or wider."""
-    kind = torch.promote_types(grad.dtype, torch.float32)
+    product: Tensor = grad
     if isinstance(w, float):
+        kind = torch.promote_types(grad.dtype, torch.float32)
         return grad.to(o.dtype) if w == 1.0 else (grad.to(kind) * w).to(o.dtype)
     if torch.is_grad_enabled():  # create_graph=True
-        return (grad * w).to(o.dtype)
-    product: Tensor = torch.mul(grad, w, out=torch.empty(grad.shape, dtype=o.dtype, device=o.device))
+        product = grad * w
+        return product.to(o.dtype)
+    product = torch.mul(grad, w, out=torch.empty(grad.shape, dtype=o.dtype, device=o.device))
     return product
 
 
