@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
+    "block_map": "attngen.jit.blocks",
     "build": "attngen.api",
     "check": "attngen.api",
     "compile": "attngen.api",
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from attngen.importers import from_flex as from_flex
     from attngen.importers import from_sdpa as from_sdpa
     from attngen.ir.spec import AttentionSpec as AttentionSpec
+    from attngen.jit.blocks import block_map as block_map
     from attngen.jit.kernel import Attention as Attention
     from attngen.jit.kernel import AttngenNotice as AttngenNotice
     from attngen.jit.merge import merge as merge

@@ -148,6 +148,7 @@ def extents(spec: AttentionSpec, decl: TensorDecl, shape: Shape) -> tuple[int, .
     known = {
         "batch": shape.batch, "heads_q": shape.heads_q, "heads_kv": shape.heads_kv, "seqlen_q": shape.seqlen_q,
         "seqlen_kv": shape.seqlen_kv, "head_dim": spec.head_dim_qk, "head_dim_v": spec.head_dim_v,
+        **spec.block_counts(shape.seqlen_q, shape.seqlen_kv),
     }  # fmt: skip
     return tuple(d if isinstance(d, int) else known.get(d, FREE_EXTENT) for d in decl.dims)
 
@@ -159,7 +160,7 @@ def _tensor(spec: AttentionSpec, decl: TensorDecl, shape: Shape, device: str, se
     generator = torch.Generator().manual_seed(seed)
     kind = decl.dtype.value
     if kind == "bool":
-        made = torch.rand(size, generator=generator) < 0.05
+        made = torch.rand(size, generator=generator) < (0.5 if "blocks_kv" in decl.dims else 0.05)
     elif kind == "i32" and decl.sorted:
         # About eight runs of uneven length on the last axis, each element holding the start of its run: as good for ids
         # of documents as for their starts.

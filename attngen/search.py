@@ -18,6 +18,7 @@ from attngen.ir.tuned import Choice, Tuned
 from attngen.passes.base import Reject
 from attngen.passes.compute import Candidate, plan_compute
 from attngen.passes.cost import launch_cycles, tile_cost
+from attngen.passes.given_blocks import inside_blocks
 from attngen.passes.launch import plan_launch
 from attngen.passes.mask_form import mask_form
 from attngen.passes.mask_plan import plan_mask
@@ -26,6 +27,7 @@ from attngen.passes.parts import is_composed, kernel_spec, several
 from attngen.passes.schedule import plan_schedule
 from attngen.passes.score_form import score_form
 from attngen.passes.serves import why_not
+from attngen.passes.tile_test import tile_map
 from attngen.stages import staged
 from attngen.targets import measured, sm90
 from attngen.verify.plan import MAX_PLANS, verify, verify_set
@@ -55,6 +57,8 @@ def candidates(spec: AttentionSpec) -> Iterator[Candidate]:
 
 def plan_candidate(spec: AttentionSpec, form: MaskForm, candidate: Candidate, o_in_q: bool) -> KernelPlan | Reject:
     """Run one candidate through the passes."""
+    inside = inside_blocks(spec, 64 * candidate.warpgroups, candidate.tile_n)
+    form = form if inside is None else mask_form(spec, inside)
     compute = plan_compute(spec, form, candidate)
     if isinstance(compute, Reject):
         return compute
@@ -62,7 +66,7 @@ def plan_candidate(spec: AttentionSpec, form: MaskForm, candidate: Candidate, o_
     memory = plan_memory(compute, spec.schedule.stages, o_in_q, by_distance, spec.out_dtype in (None, spec.dtype))
     if isinstance(memory, Reject):
         return memory
-    mask = plan_mask(form, compute.warpgroups)
+    mask = plan_mask(form, compute.warpgroups, tile_map(spec) if spec.block_sparse is not None else None)
     schedule = plan_schedule(compute, mask, memory, spec.schedule.order, spec.schedule.pingpong)
     if isinstance(schedule, Reject):
         return schedule
@@ -164,7 +168,7 @@ def plan(spec: AttentionSpec, target: str = sm90.NAME, tuned: Tuned | None = Non
     log.debug("%d candidates fit, %d do not", len(served), len(rejected))
     for p in served:
         verify(p)
-    chosen, limits = choose(served)
+    chosen, limits = choose(_whole_blocks(spec, served))
     if tuned is not None and (measured_best := _tuned_plans(spec, form, tuned)):
         for p in measured_best:
             verify(p)
@@ -177,6 +181,22 @@ def plan(spec: AttentionSpec, target: str = sm90.NAME, tuned: Tuned | None = Non
     verify_set(found)
     log.debug("chosen: %s", ", ".join(p.name for p in chosen))
     return found
+
+
+def _whole_blocks(spec: AttentionSpec, served: list[KernelPlan]) -> list[KernelPlan]:
+    """Candidates whose tiles and the given blocks divide one another, if there are any: a tile that cuts a block is
+    tested element by element.
+    """
+    blocks = spec.block_sparse
+    if blocks is None or not blocks.given:
+        return served
+
+    def misfit(tile: int, block: int) -> int:
+        return 0 if block % tile == 0 else 1 if tile % block == 0 else 2
+
+    fits = [misfit(p.compute.tile_m, blocks.q) + 4 * misfit(p.compute.tile_n, blocks.kv) for p in served]
+    ranks = [max(f % 4, f // 4) for f in fits]
+    return [p for p, rank in zip(served, ranks, strict=True) if rank == min(ranks)]
 
 
 def choose(served: list[KernelPlan]) -> tuple[tuple[KernelPlan, ...], tuple[int, ...]]:

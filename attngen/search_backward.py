@@ -22,6 +22,7 @@ from attngen.passes.epilogue import whole_form
 from attngen.passes.mask_form import mask_form
 from attngen.passes.mask_plan import plan_mask
 from attngen.passes.parts import is_composed, kernel_spec, several
+from attngen.passes.tile_test import tile_map
 from attngen.stages import staged
 from attngen.targets import sm90
 from attngen.verify.backward import verify
@@ -62,7 +63,7 @@ def plan_candidate(
     return BackwardPlan(
         name=candidate.name,
         compute=compute,
-        mask=plan_mask(form, 1),
+        mask=plan_mask(form, 1, tile_map(spec) if spec.block_sparse is not None else None),
         schedule=plan_schedule(compute, memory, deterministic, plan_order(spec, form, compute, deterministic)),
         memory=memory,
         launch=LaunchPlan(

@@ -298,6 +298,16 @@ RAGGED: tuple[Code, ...] = (
         "computes then is of no use.",
     ),
 )
+LISTS: tuple[Code, ...] = (
+    Code(
+        "E0626",
+        "bad-block-lists",
+        "lists of blocks have a count or a number out of range, out of order, or twice",
+        "block_map(counts, indices, blocks_kv, check=True) looks at every list: `counts` at most the length of a list, "
+        "numbers in 0..blocks_kv - 1, rising. Without `check` what is outside is dropped and what stands twice counts "
+        "once: no kernel ever reads a list.",
+    ),
+)
 SELECTED: tuple[Code, ...] = (
     Code(
         "E0628",
@@ -308,4 +318,4 @@ SELECTED: tuple[Code, ...] = (
         "that stands twice as one; no memory outside of k and v is read.",
     ),
 )
-RUN: tuple[Code, ...] = (*ENVIRONMENT, *CALL, *GRADIENTS, *RAGGED, *SELECTED)
+RUN: tuple[Code, ...] = (*ENVIRONMENT, *CALL, *GRADIENTS, *RAGGED, *LISTS, *SELECTED)

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from attngen.emit.env import environment, tidy
-from attngen.emit.module import CODEGEN, sealed, spec_meta
+from attngen.emit.module import CODEGEN, map_meta, sealed, spec_meta
 from attngen.emit.spell_backward import backward_view
 from attngen.ir.backward import BackwardPlan, BackwardPlanSet
 from attngen.source import KernelSource
@@ -54,6 +54,7 @@ def meta_of(plan_set: BackwardPlanSet, kernel_id: str) -> dict[str, Any]:
             "plans": [_plan_meta(p) for p in plan_set.plans],
             "limits": list(plan_set.limits),
             "gradients": [{"tensor": c.tensor, "kind": c.kind.value} for c in plan_set.gradient.contributions],
+            **map_meta(plan_set.plans[0].mask.map, by_keys=True, turns=plan_set.deterministic),
         },
     }
 

@@ -14,6 +14,7 @@ from attngen.ir.expr import Const
 from attngen.ir.plan import KernelPlan, PlanSet
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.tables import Extreme, Table, axes_of
+from attngen.ir.tile_map import TileMap
 from attngen.passes.epilogue import further_names
 from attngen.source import KernelSource, body_sha256
 from attngen.verify.source import parsed, verify_source
@@ -93,7 +94,15 @@ def meta_of(plan_set: PlanSet, kernel_id: str) -> dict[str, Any]:
         **spec_meta(plan_set.spec, kernel_id, "forward", plan_set.target, plan_set.plans[0].mask.form.tables),
         "plans": [_plan_meta(p) for p in plan_set.plans],
         "limits": list(plan_set.limits),
+        **map_meta(plan_set.plans[0].mask.map),
     }
+
+
+def map_meta(tile_map: TileMap | None, **more: bool) -> dict[str, Any]:
+    """What says how many words the tile map of a call takes (`ir.tile_map.map_words`); nothing where there is none."""
+    if tile_map is None:
+        return {}
+    return {"map": {"per_batch": tile_map.per_batch, "per_head": tile_map.per_head, **more}}
 
 
 def _plan_meta(p: KernelPlan) -> dict[str, Any]:

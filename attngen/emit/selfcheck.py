@@ -73,6 +73,10 @@ def check_view(spec: AttentionSpec) -> CheckView:
     lines, texts = straight_line(printer, exprs, _ATOMS, from_problem=False)
     epilogue_lines, (epilogue,) = straight_line(printer, [spec.epilogue], _ATOMS, from_problem=False)
     free = sorted({d for t in spec.tensors for d in t.dims if isinstance(d, str)} - _KNOWN)
+    given = spec.block_sparse if spec.block_sparse is not None and spec.block_sparse.given else None
+    blocks = {} if given is None else {
+        "blocks_q": f"-(-seqlen_q // {given.q})", "blocks_kv": f"-(-seqlen_kv // {given.kv})"
+    }  # fmt: skip
     scale_lines, (scale,) = straight_line(ScalarPrinter(), [spec.scale], _ATOMS, from_problem=False)
     has_rule = bool(scale_lines or params_of(spec.scale))
     return CheckView(
@@ -100,7 +104,7 @@ def check_view(spec: AttentionSpec) -> CheckView:
         uses_has_bit="has_bit" in printer.used,
         uses_log2="log2" in printer.used,
         uses_take="take" in printer.used,
-        free_dims=tuple(Scalar(dim_name(d), "64") for d in free),
+        free_dims=tuple(Scalar(dim_name(d), blocks.get(d, "64")) for d in free),
     )
 
 

@@ -11,6 +11,7 @@ from attngen.emit.exprs import CutePrinter, dim_name, safe_name
 from attngen.emit.header import clipped, docstring, spelled, sum_text
 from attngen.emit.score import NO_SCORE, spell_score
 from attngen.emit.selfcheck import check_view
+from attngen.emit.spell_map import MAP_ARGUMENT, NO_MAP, map_view
 from attngen.emit.straight import fold, straight_line
 from attngen.emit.tables import TABLE_ARGUMENTS, table_fields
 from attngen.emit.view import (
@@ -96,8 +97,10 @@ def formula(printer: CutePrinter, e: Expr | None, args: str) -> Formula:
     return Formula(clipped(spelled(e)), value, lines)
 
 
-def mask_view(printer: CutePrinter, mask: MaskPlan, facts: Facts) -> MaskView:
-    """Spell the mask slot."""
+def mask_view(printer: CutePrinter, mask: MaskPlan, facts: Facts, whole: Expr, *, by_rows: bool) -> MaskView:
+    """Spell the mask slot. `whole`: the spec's mask, that a tile map is made of; it has a row for each query tile where
+    `by_rows`, else for each KV tile.
+    """
     form = mask.form
     rows = tuple(_row_clause(c, facts) for c in form.clauses)
     by_limits = mask.test == "limits"
@@ -108,6 +111,9 @@ def mask_view(printer: CutePrinter, mask: MaskPlan, facts: Facts) -> MaskView:
     row_lines, row_texts = straight_line(printer, row_exprs, ARGS["row"] if by_limits else ARGS["pair"])
     return MaskView(
         title=clipped(spelled(form.mask)),
+        is_interval=mask.walk == "interval",
+        is_map=mask.map is not None,
+        map=NO_MAP if mask.map is None else map_view(printer, mask.map, whole, by_rows=by_rows),
         is_runs=mask.walk == "runs",
         by_limits=by_limits,
         has_lower=lower,
@@ -188,6 +194,8 @@ def common_fields(
     spec, c, tables = plan_set.spec, compute, mask.form.tables
     facts = facts_of(spec, tables)
     args, dims = arguments(spec)
+    if mask.map is not None:
+        args = (*args, MAP_ARGUMENT)
     element, packed = _ELEMENT[c.dtype]
     forward, out = isinstance(plan_set, PlanSet), spec.out_dtype or c.dtype
 
@@ -208,7 +216,7 @@ def common_fields(
         "head_dim_qk": extent(c.head_dim_qk, c.head_dim_qk_padded),
         "head_dim_v": extent(c.head_dim_v, c.head_dim_v_padded),
         "limits": repr(tuple(plan_set.limits)),
-        "mask": mask_view(printer, mask, facts),
+        "mask": mask_view(printer, mask, facts, spec.mask, by_rows=forward),
         **table_fields(printer, tables, facts),
         "has_score": c.has_score,
         "has_softmax": spec.normalizer is Normalizer.SOFTMAX,

@@ -71,6 +71,7 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         uses=uses(printer),
         plans=tuple(_tile(p) for p in plan_set.plans),
         deterministic=plan_set.deterministic,
+        counts_turns=plan_set.deterministic and first.mask.map is not None,
         counter_words=COUNTER_WORDS[c.cluster],
         shape_dk=common["shape_k"].replace("heads_kv", "heads_dkv"),
         shape_dv=common["shape_v"].replace("heads_kv", "heads_dkv"),

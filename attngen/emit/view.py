@@ -45,10 +45,40 @@ class Formula:
 
 
 @dataclass(frozen=True)
+class MapView:
+    """A tile map, spelled: its extents, the number of one of its rows, and the test of a tile."""
+
+    title: str
+    range_elements: int
+    whose: str
+    outer: str
+    inner: str
+    tiles: str
+    places: str
+    maps: str
+    plans: str
+    counted: str
+    halves: str
+    rows: str
+    transposed_row: str
+    row: str
+    batch: str
+    head: str
+    bindings: tuple[str, ...]
+    every: str
+    some: str
+    keep_bindings: tuple[str, ...]
+    keep: str
+
+
+@dataclass(frozen=True)
 class MaskView:
     """The mask pass's slot, spelled."""
 
     title: str
+    is_interval: bool
+    is_map: bool
+    map: MapView
     is_runs: bool
     by_limits: bool
     has_lower: bool
@@ -290,6 +320,7 @@ class BackwardView(CommonView):
 
     plans: tuple[BackwardTile, ...]
     deterministic: bool
+    counts_turns: bool
     counter_words: int
     counters_note: str
     first_note: str

@@ -6,7 +6,8 @@ the query tiles m, ascending, for which n lies in the live tiles of m as `plan` 
 tile_n; `BackwardSchedule.serpentine` is another order of the same steps. A step is masked unless some clause of the
 mask form keeps all of n for every row of m (and, with a score, unless m lies within seqlen_q). A walk without any step
 takes one masked step, of m = 0. Deterministic plans of several clauses walk all tiles from the first to the last that
-some clause touches, so that turns can be counted.
+some clause touches, so that turns can be counted. A walk by map takes the tiles that its map names, deterministic or
+not, and turns are counted over them.
 """
 
 from __future__ import annotations

@@ -16,13 +16,14 @@ from attngen.ir.base import Node
 from attngen.ir.types import DType, Type
 
 #: Index atoms and sizes, all `int`; `s` is the score and `o` one output element, both `float`; `d` is the output
-#: column. `q_lo`, `q_hi` (first and last query row of a tile) appear only in tile bounds, never in a spec.
+#: column. `q_lo`, `q_hi`, `kv_lo`, `kv_hi` (first and last query row and key of a tile) appear only in bounds and tests
+#: of tiles, never in a spec.
 ATOMS: dict[str, Type] = {
     **dict.fromkeys(
         ("b", "h", "h_kv", "q_idx", "kv_idx", "q_pos", "seqlen_q", "seqlen_kv", "heads_q", "heads_kv", "batch", "d"),
         Type.INT,
     ),
-    **dict.fromkeys(("q_lo", "q_hi"), Type.INT),
+    **dict.fromkeys(("q_lo", "q_hi", "kv_lo", "kv_hi"), Type.INT),
     "s": Type.FLOAT,
     "o": Type.FLOAT,
 }

@@ -9,18 +9,23 @@ in KV tiles. `walk`:
                left of it
     runs       several clauses: descend through all tiles that are live for some clause; a tile that is full for some
                clause is unmasked, every other one is masked
+    map        `block_sparse`: descend through the tiles of which the map says that some pair is kept; a tile of which
+               all are is unmasked, every other one is masked. Bounds play no part
 A tile that holds keys past seqlen_kv is never full (upper_min <= seqlen_kv sees to that).
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from attngen.ir.base import Node
 from attngen.ir.forms import MaskForm
 from attngen.ir.score import ScoreForm
 from attngen.ir.spec import AttentionSpec
+from attngen.ir.tile_map import TileMap
 from attngen.ir.types import DType
 
 
@@ -59,7 +64,7 @@ class MaskPlan(Node):
     """Which KV tiles run, which of them are masked, and how an element is tested."""
 
     form: MaskForm
-    walk: Literal["interval", "runs"]
+    walk: Literal["interval", "runs", "map"]
     #: limits: compare the column with per-row bounds; elements: evaluate the mask expression.
     test: Literal["limits", "elements"]
     has_right_edge: bool
@@ -68,6 +73,16 @@ class MaskPlan(Node):
     ranges_per_warpgroup: bool
     #: Per-row bounds are read from captured tensors: once a row tile, and held in registers, not again in every tile.
     holds_limits: bool = False
+    #: What a walk by map goes by.
+    map: TileMap | None = None
+
+    @model_serializer(mode="wrap")
+    def _plain(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a map no trace of one: what is hashed of other plans does not move."""
+        fields: dict[str, Any] = serialize(self)
+        if self.map is None:
+            fields.pop("map", None)
+        return fields
 
 
 class Pipeline(Node):

@@ -147,6 +147,15 @@ class AttentionSpec(Node):
         """The declaration of a param."""
         return next(p for p in self.params if p.name == name)
 
+    def block_counts(self, seqlen_q: int, seqlen_kv: int) -> dict[str, int]:
+        """Extents of the axes of given blocks in a call of these lengths; nothing where no blocks are given."""
+        if self.block_sparse is None or not self.block_sparse.given:
+            return {}
+        return {
+            "blocks_q": -(-seqlen_q // self.block_sparse.q),
+            "blocks_kv": -(-seqlen_kv // self.block_sparse.kv),
+        }
+
     def tensor(self, name: str) -> TensorDecl:
         """The declaration of a captured tensor."""
         return next(t for t in self.tensors if t.name == name)

@@ -24,6 +24,7 @@ from attngen.jit import captured, contract, launch, partial, views
 from attngen.jit.cache import KernelCache
 from attngen.jit.launch import Ready
 from attngen.jit.load import Loaded, Progress, load
+from attngen.jit.maps import MapMemory
 from attngen.jit.named import Binder
 from attngen.jit.scale import Scale, number
 from attngen.jit.shapes import sizes_of
@@ -63,6 +64,7 @@ class Variant:
     #: Of the mask's tables, where it has some.
     tables: Workspace | None = None
     loaded: Loaded | None = None
+    tile_map: MapMemory | None = None
 
 
 class Backward:
@@ -183,6 +185,7 @@ class Backward:
             varies=not meta["deterministic"] and not added.isdisjoint(names),
             tables=Workspace(self.spec, source.meta["tables"]) if source.meta.get("tables") else None,
             loaded=loaded,
+            tile_map=MapMemory.of(self.spec, meta),
         )
 
     # -- calls -----------------------------------------------------------------------------------------------------
@@ -290,6 +293,9 @@ class Backward:
             dlse = state.zeros(lse.shape)
         if self._rewrites_do:  # dO as the main kernel reads it: before the epilogue, in the dtype of q
             extra = (*extra, torch.empty(inputs[3].shape, dtype=inputs[0].dtype, device=state.device))
+        if variant.tile_map is not None:
+            extents = (sizes[n] for n in ("batch", "heads_q", "seqlen_q", "seqlen_kv"))
+            tail = variant.tile_map.joined(tail, state, plan, *extents)
         rest = (workspace, scale, workers, *tail, *extra)
         wide = (*inputs, do)
         function = variant.functions[plan]

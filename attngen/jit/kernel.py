@@ -25,6 +25,7 @@ from attngen.jit.cache import KernelCache
 from attngen.jit.device import runs
 from attngen.jit.launch import Launcher, Ready
 from attngen.jit.load import Loaded, Progress, load
+from attngen.jit.maps import MapMemory
 from attngen.jit.named import TORCH_DTYPE, Binder
 from attngen.jit.tables import TableBinder, TableLauncher, Tables
 from attngen.passes.epilogue import further_names
@@ -95,6 +96,7 @@ class Attention:
         else:
             self.binder = TableBinder(spec) if tables else Binder(spec)
             self.launcher = launcher_of(spec, self.binder, limits, tables)
+        self.launcher.tile_map = MapMemory.of(spec, source.meta)
         self.saves_o = "o_pre" in further_names(spec)
         self.backward = Backward(
             spec, self.binder, self.launcher.scale, target, cache, make=backward, progress=progress

@@ -16,6 +16,7 @@ from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
 from attngen.jit import contract
 from attngen.jit.device import DeviceState, require_target, state_of
+from attngen.jit.maps import MapMemory
 from attngen.jit.named import TORCH_DTYPE, Binder
 from attngen.jit.scale import Scale, number
 
@@ -45,6 +46,7 @@ class Launcher:
         self.scale = Scale(spec)
         self._binder = binder
         self._limits = limits
+        self.tile_map: MapMemory | None = None
         self._default_scale = self.scale.default
         self._dtype = TORCH_DTYPE[spec.out_dtype or spec.dtype]
         self._o_like_q = spec.head_dim_v == spec.head_dim_qk and self._dtype is TORCH_DTYPE[spec.dtype]
@@ -131,6 +133,8 @@ class Launcher:
                     break
             else:
                 function = functions[-1]
+        if self.tile_map is not None:
+            tail = self.tile_map.joined(tail, state, functions.index(function), batch, heads_q, seqlen_q, seqlen_kv)
         try:
             function(q, k, v, out, lse, counter, scale, workers, *tail, *further)
         except Exception as failure:
@@ -176,7 +180,7 @@ class Launcher:
 
     def _captured(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Of a kernel's arguments those that the binder gave."""
-        return arguments[8:]
+        return arguments[8:] if self.tile_map is None else self.tile_map.without(arguments[8:])
 
     def _recover(self, failure: Exception, function: Any, arguments: tuple[Any, ...], given_lse: Any) -> None:
         """The entry point refused its arguments: say why, or launch again with tidied strides."""

@@ -22,7 +22,7 @@ def axes_of(spec: AttentionSpec) -> tuple[str, ...]:
 
 
 def sizes_of(spec: AttentionSpec, q: Any, k: Any, sequences: int | None = None) -> Sizes:
-    """Extents of the axes that a captured tensor may name (`types.KNOWN_DIMS`).
+    """Extents of the axes that a captured tensor may name (`types.KNOWN_DIMS`, and those of given blocks).
 
     Varlen: `seqlen_q` and `seqlen_kv` are those of all sequences together, and how many there are q does not say.
     """
@@ -44,4 +44,5 @@ def sizes_of_shapes(spec: AttentionSpec, q: Any, k: Any, sequences: int | None =
         "seqlen_kv": k[seqlen],
         "head_dim": spec.head_dim_qk,
         "head_dim_v": spec.head_dim_v,
+        **spec.block_counts(q[seqlen], k[seqlen]),
     }

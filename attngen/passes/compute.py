@@ -151,7 +151,8 @@ def plan_compute(spec: AttentionSpec, form: MaskForm, candidate: Candidate) -> C
     if score:
         split = score_form(spec.score, "kv", spec)
         elementwise += [t.value for t in split.terms if _places(t.value)]
-    expressions = expression_registers(elementwise, candidate) + walk_registers(form) + 2 * len(loaded_limits(form))
+    walking = WALK_REGISTERS if spec.block_sparse is not None else walk_registers(form)  # a lane's words of a map
+    expressions = expression_registers(elementwise, candidate) + walking + 2 * len(loaded_limits(form))
     if score:
         expressions += row_registers(split) + stream_registers(split, candidate)
     registers = fragment_registers(candidate, spec.head_dim_v, expressions)

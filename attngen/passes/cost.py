@@ -47,7 +47,7 @@ def launch_cycles(plan: KernelPlan, seqlen: int) -> float:
 def _live_tiles(mask: MaskPlan, c: ComputePlan, m_block: int, seqlen: int) -> float:
     """KV tiles a row tile runs: all, or (masks whose work grows with the row) about those up to the diagonal."""
     n_blocks = -(-seqlen // c.tile_n)
-    if mask.form.is_full or not mask.has_right_edge:
+    if mask.form.is_full or not mask.has_right_edge or mask.walk == "map":
         return n_blocks
     rows = min((m_block + 1) * c.tile_m, seqlen)
     own = rows - (c.tile_m / 2 if mask.ranges_per_warpgroup else 0)

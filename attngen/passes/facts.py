@@ -19,18 +19,23 @@ from attngen.ir.types import Type
 LENGTH_LIMIT = 2**30
 INT32 = (-(2**31), 2**31 - 1)
 Q_LO, Q_HI = atom("q_lo"), atom("q_hi")
+#: What changes with the row of a tile, between which values.
+ROWS: Mapping[str, tuple[Expr, Expr]] = {"q_idx": (Q_LO, Q_HI)}
 _ROW_ATOMS = frozenset({"q_idx", "q_pos"})
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Declared ranges of int params, the tensors and tables whose last axis never decreases, and all tables."""
+    """Declared ranges of int params, the tensors and tables whose last axis never decreases, all tables, and what moves
+    inside a tile: atoms and params by name, between which values (`q_pos` moves where `q_idx` does).
+    """
 
     params: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     sorted: frozenset[str] = frozenset()
     tables: Mapping[str, Table] = field(default_factory=dict)
     #: Makes tables of the least and the greatest value over a tile, where no rule says them; None: there are none.
     extremes: Callable[[Load], tuple[Expr, Expr] | None] | None = field(default=None, compare=False)
+    moving: Mapping[str, tuple[Expr, Expr]] = field(default_factory=lambda: ROWS)
 
     def with_tables(self, tables: Iterable[Table | Extreme]) -> Facts:
         """These facts and those of more tables of positions."""
@@ -52,6 +57,12 @@ def facts_of(spec: AttentionSpec, tables: Iterable[Table | Extreme] = ()) -> Fac
 def reads_row(e: Expr) -> bool:
     """Does the value change with the query row?"""
     return not _ROW_ATOMS.isdisjoint(atoms_of(e))
+
+
+def moves(e: Expr, facts: Facts) -> bool:
+    """Does the value change inside a tile?"""
+    names = {n.name for n in walk(e) if isinstance(n, Atom | Param)}
+    return not names.isdisjoint(facts.moving) or ("q_pos" in names and "q_idx" in facts.moving)
 
 
 def range_of(e: Expr, facts: Facts) -> tuple[int, int]:

@@ -6,10 +6,17 @@ from typing import Literal
 
 from attngen.ir.expr import Const, Expr, Load, const, walk
 from attngen.ir.forms import Clause, MaskForm, TileBounds
+from attngen.ir.linear import SEQLEN_KV
 from attngen.ir.plan import MaskPlan
+from attngen.ir.tables import Table
+from attngen.ir.tile_map import TileMap
 
 #: Interval tests cost two compares a clause; past this many the mask expression itself is cheaper.
 MAX_LIMIT_CLAUSES = 3
+
+
+#: Bounds of a clause that nobody reads.
+_ANY = TileBounds(lower_min=const(0), lower_max=SEQLEN_KV, upper_min=const(0), upper_max=SEQLEN_KV)
 
 
 def element_test(form: MaskForm) -> Literal["limits", "elements"]:
@@ -40,8 +47,9 @@ def _is_zero(e: Expr) -> bool:
     return isinstance(e, Const) and e.value == 0
 
 
-def plan_mask(form: MaskForm, warpgroups: int) -> MaskPlan:
-    """Split the KV walk into tiles that need no mask and tiles that do. `warpgroups`: how many share a row tile.
+def plan_mask(form: MaskForm, warpgroups: int, tile_map: TileMap | None = None) -> MaskPlan:
+    """Split the KV walk into tiles that need no mask and tiles that do. `warpgroups`: how many share a row tile;
+    `tile_map`: of a spec that asks for one.
 
     Rewrite   for n_block in all: S += mask(n_block)
               --> masked right edge ; unmasked interior ; masked left edge
@@ -54,6 +62,20 @@ def plan_mask(form: MaskForm, warpgroups: int) -> MaskPlan:
     edge = only is not None and (only.upper is not None or only.rows is not None or only.residual is not None)
     lower = only is not None and only.lower is not None
     interior = any(not _is_zero(b.upper_min) for b in form.bounds)
+    if tile_map is not None:
+        test = element_test(form)
+        tables = tuple(t for t in form.tables if isinstance(t, Table)) if test == "limits" else ()
+        return MaskPlan(
+            form=form.replace(tables=tables, bounds=(_ANY,) * len(form.clauses)),
+            walk="map",
+            test=test,
+            has_right_edge=True,
+            has_interior=True,
+            has_left_edge=lower,
+            ranges_per_warpgroup=False,
+            holds_limits=bool(loaded_limits(form)),
+            map=tile_map,
+        )
     return MaskPlan(
         form=form,
         walk="interval" if one else "runs",

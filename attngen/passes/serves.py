@@ -79,11 +79,11 @@ def _gaps(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
     if spec.layout.is_ragged and spec.out_dtype not in (None, spec.dtype):
         yield f"{spec.out_dtype} output in layout {spec.layout}", spec.span, "the output has the inputs' dtype there"
     yield from _of_views(spec)
-    if spec.block_sparse is not None:
+    if spec.block_sparse is not None and spec.layout.is_ragged:
         yield (
-            "block_sparse",
+            f"block_sparse with layout {spec.layout}",
             spec.block_sparse.span or spec.span,
-            "leave the clause out: the mask itself skips its empty tiles",
+            "leave the clause out, or use layout = bshd or bhsd",
         )
     hints: tuple[tuple[str, object, str], ...] = (
         ("a cluster", s.cluster if s.cluster not in (None, (1, 1)) else None, "leave `cluster` out"),

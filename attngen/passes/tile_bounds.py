@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import reduce
 
-from attngen.ir.expr import Apply, Atom, Expr, Load, const
+from attngen.ir.expr import Apply, Atom, Expr, Load, Param, const
 from attngen.ir.forms import Clause, TileBounds
 from attngen.ir.functions import apply
 from attngen.ir.linear import COMPARE, SEQLEN_KV, SEQLEN_Q, Linear, compare, expr_of, linear_of
 from attngen.ir.simplify import FALSE, TRUE, negate, simplify
 from attngen.ir.types import Type
-from attngen.passes.facts import Q_HI, Q_LO, Facts, compared, is_positive, proves_le, range_of, reads_row
+from attngen.passes.facts import Facts, compared, is_positive, moves, proves_le, range_of
 
 _ZERO = const(0)
 #: Float functions that rounding keeps monotone in a kernel (approximate ones such as exp are not certain to be).
@@ -52,12 +52,15 @@ def _map(fn: str, *args: Expr | None) -> Expr | None:
 
 
 def bounds_of(e: Expr, facts: Facts) -> Bounds:
-    """Bounds of an int or float expression without `kv_idx`."""
-    if not reads_row(e):
+    """Bounds of an int or float expression; of what moves (`Facts.moving`), it reads rows only, or rows and keys."""
+    if not moves(e, facts):
         return Bounds(e, e)
-    if isinstance(e, Atom):
-        shift = _ZERO if e.name == "q_idx" else apply("sub", SEQLEN_KV, SEQLEN_Q)
-        return Bounds(_map("add", Q_LO, shift), _map("add", Q_HI, shift))
+    if isinstance(e, Atom | Param):
+        if e.name in facts.moving:
+            return Bounds(*facts.moving[e.name])
+        low, high = facts.moving["q_idx"]
+        shift = apply("sub", SEQLEN_KV, SEQLEN_Q)
+        return Bounds(_map("add", low, shift), _map("add", high, shift))
     if isinstance(e, Load):
         return _load(e, facts)
     if not isinstance(e, Apply):
@@ -110,7 +113,7 @@ def _sum(total: Linear, facts: Facts) -> Bounds:
 
 
 def _load(e: Load, facts: Facts) -> Bounds:
-    if e.tensor in facts.sorted and not any(reads_row(i) for i in e.indices[:-1]):
+    if e.tensor in facts.sorted and not any(moves(i, facts) for i in e.indices[:-1]):
         last = bounds_of(e.indices[-1], facts)
         if last.low is not None and last.high is not None:
             low, high = (e.replace(indices=(*e.indices[:-1], x)) for x in (last.low, last.high))
@@ -135,7 +138,7 @@ def _where(e: Apply, facts: Facts) -> Bounds:
 
 def _mod(e: Apply, facts: Facts) -> Bounds:
     n = e.args[1]
-    if reads_row(n):
+    if moves(n, facts):
         return UNKNOWN
     top = simplify(apply("sub", n, const(1)))
     if is_positive(n, facts):
@@ -147,9 +150,9 @@ def _scaled(e: Apply, args: list[Bounds], facts: Facts) -> Bounds:
     """Product or quotient: monotone in the row where the other factor does not change with it."""
     a, b = args
     factor, moving = e.args[1], a
-    if e.fn == "mul" and not reads_row(e.args[0]):
+    if e.fn == "mul" and not moves(e.args[0], facts):
         factor, moving = e.args[0], b
-    if not reads_row(factor):
+    if not moves(factor, facts):
         ends = [_map(e.fn, moving.low, factor), _map(e.fn, moving.high, factor)]
         sign = _sign(factor, facts)
         if sign > 0:
@@ -172,9 +175,11 @@ def _sign(e: Expr, facts: Facts) -> int:
 
 
 def truth_of(e: Expr, facts: Facts) -> tuple[Expr, Expr]:
-    """(holds on every row of the tile, may hold on some row), as bool expressions."""
-    if not reads_row(e):
+    """(holds all over the tile, may hold somewhere in it), as bool expressions."""
+    if not moves(e, facts):
         return e, e
+    if isinstance(e, Param) and e.name in facts.moving:
+        return facts.moving[e.name]
     if isinstance(e, Load) and facts.extremes is not None and (found := facts.extremes(e)) is not None:
         return apply("ne", found[0], _ZERO), apply("ne", found[1], _ZERO)
     if isinstance(e, Apply):

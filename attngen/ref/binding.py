@@ -218,6 +218,7 @@ def _tensors(bound: Binding, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         "seqlen_kv": bound.sets[0].parts[0].k.shape[1],
         "head_dim": spec.head_dim_qk,
         "head_dim_v": spec.head_dim_v,
+        **spec.block_counts(sq, bound.sets[0].parts[0].k.shape[1]),
     }
     names = [t.name for t in spec.tensors]
     surplus = [n for n in given if n not in names]

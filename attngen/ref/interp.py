@@ -23,7 +23,7 @@ from attngen.ref.binding import Binding, bind
 from attngen.ref.dense import epilogue
 from attngen.ref.evaluate import Tensor
 from attngen.ref.tables import with_tables
-from attngen.ref.walk import Tile, tiles_of
+from attngen.ref.walk import Tile, mapped_tiles, tiles_of
 
 LOG2_E = 1.4426950408889634
 WARP_ROWS, WARPGROUP_ROWS = 16, 64
@@ -116,6 +116,8 @@ class _Execution:
         b, sq, hq, _ = self.bound.sizes
         step = WARPGROUP_ROWS if self.plan.mask.ranges_per_warpgroup else self.plan.compute.tile_m
         exprs = [e for t in self.plan.mask.form.bounds for e in (t.lower_min, t.lower_max, t.upper_min, t.upper_max)]
+        if self.plan.mask.walk == "map":
+            exprs = [self.bound.spec.mask]
         apart = any(tensors_of(e) or atoms_of(e) & {"b", "h", "h_kv"} for e in exprs)
         batches = [range(i, i + 1) for i in range(b)] if apart else [range(b)]
         heads = [range(i, i + 1) for i in range(hq)] if apart else [range(hq)]
@@ -143,6 +145,10 @@ class _Execution:
     def tiles(self, g: _Group) -> Iterator[Tile]:
         if not self.seqlen_kv or not len(g.batch) or not len(g.heads):
             return iter(())
+        if self.plan.mask.walk == "map":
+            kept = self.bound.value(self.bound.spec.mask, self.env(g, g.rows, range(self.seqlen_kv)))
+            pairs = kept.expand(*kept.shape[:2], len(g.rows), self.seqlen_kv)
+            return mapped_tiles(pairs[0, 0], self.plan.compute.tile_n)
         env = self.env(g, range(g.rows.start, g.rows.start))
         env |= {n: env["seqlen_q"].new_tensor(at) for n, at in (("q_lo", g.rows.start), ("q_hi", g.rows.stop - 1))}
         bounds = [
@@ -168,7 +174,7 @@ class _Execution:
 
     def keys(self, x: Tensor, g: _Group, start: int) -> Tensor:
         """A tile of K or V for each query head, zeros past the end: (B, H, tile_n, D)."""
-        stop = min(start + self.plan.compute.tile_n, self.seqlen_kv)
+        stop = max(min(start + self.plan.compute.tile_n, self.seqlen_kv), start)
         group = self.bound.sizes[2] // self.bound.sizes[3]
         heads = [h // group for h in g.heads]
         out = x.new_zeros(len(g.batch), len(g.heads), self.plan.compute.tile_n, x.shape[-1])

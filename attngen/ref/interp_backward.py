@@ -25,6 +25,7 @@ from attngen.passes.epilogue import epilogue_slope, has_epilogue
 from attngen.ref.binding import Binding, bind
 from attngen.ref.evaluate import Tensor
 from attngen.ref.tables import with_tables
+from attngen.ref.walk import mapped
 
 LOG2_E = 1.4426950408889634
 
@@ -230,6 +231,9 @@ class _Execution:
         """
         if (b, h, m) in self.known:
             return self.known[b, h, m]
+        if self.plan.mask.walk == "map":
+            self.known[b, h, m] = self.mapped(b, h, m)
+            return self.known[b, h, m]
         n = self.tile_n
         env = self.env(b, h, range(0))
         lo, hi = m * self.tile_m, min((m + 1) * self.tile_m, self.seqlen_q) - 1
@@ -247,6 +251,13 @@ class _Execution:
             touched = [first <= i < last for i in range(self.n_blocks)]
         self.known[b, h, m] = list(zip(touched, kept, strict=True))
         return self.known[b, h, m]
+
+    def mapped(self, b: int, h: int, m: int) -> list[tuple[bool, bool]]:
+        """`live` of a walk by map."""
+        rows = range(m * self.tile_m, min((m + 1) * self.tile_m, self.seqlen_q))
+        kept = self.bound.value(self.bound.spec.mask, self.env(b, h, rows, range(self.seqlen_kv)))
+        some, every = mapped(kept.expand(1, 1, len(rows), self.seqlen_kv)[0, 0], len(rows), self.tile_n)
+        return list(zip(some[0].tolist(), every[0].tolist(), strict=True))
 
     @cached_property
     def known(self) -> dict[tuple[int, int, int], list[tuple[bool, bool]]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import torch
+
 
 class Tile(NamedTuple):
     """KV tile `n_block`, and whether its elements are tested."""
@@ -27,3 +29,31 @@ def tiles_of(bounds: Sequence[tuple[int, ...]], tile_n: int) -> Iterator[Tile]:
         yield Tile(0, True)
     for n in tiles:
         yield Tile(n, not any(start <= n < stop for start, stop in full))
+
+
+def mapped(kept: torch.Tensor, tile_m: int, tile_n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(some pair is kept, every pair is kept) of each tile, (…, m_blocks, n_blocks), of `kept` (…, rows, keys).
+
+    A tile with keys past the end is never kept whole; rows past the end do not count.
+    """
+    *front, rows, keys = kept.shape
+    m_blocks, n_blocks = -(-rows // tile_m), -(-keys // tile_n)
+    tiles = []
+    for past_row, past_key in ((False, False), (True, False)):
+        whole = torch.full((*front, m_blocks * tile_m, n_blocks * tile_n), past_key, dtype=torch.bool)
+        whole[..., rows:, :keys] = past_row
+        whole[..., :rows, :keys] = kept
+        tiles.append(whole.view(*front, m_blocks, tile_m, n_blocks, tile_n).transpose(-2, -3).flatten(-2))
+    return tiles[0].any(-1), tiles[1].all(-1)
+
+
+def mapped_tiles(kept: torch.Tensor, tile_n: int) -> Iterator[Tile]:
+    """KV tiles from the last to the first that a map names for rows `kept` (rows, keys); for none, the one past the
+    last key, masked: a map may leave out of the element test what all tiles that it names have in common.
+    """
+    some, every = (x[0].tolist() for x in mapped(kept, kept.shape[0], tile_n))
+    if not any(some):
+        yield Tile(len(some), True)
+    for n in range(len(some) - 1, -1, -1):
+        if some[n]:
+            yield Tile(n, not every[n])

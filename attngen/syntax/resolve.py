@@ -10,6 +10,7 @@ from attngen.ir.expr import Expr, atom, const
 from attngen.ir.spec import AttentionSpec, BackwardHints, Branch, ScheduleHints, Segment
 from attngen.ir.types import DType, Layout, Normalizer
 from attngen.syntax import ast, hints, limits
+from attngen.syntax.blocks import with_blocks
 from attngen.syntax.clauses import check_scale_value, evaluate
 from attngen.syntax.collect import Faults
 from attngen.syntax.declare import declare, tightened
@@ -71,7 +72,7 @@ class _Resolver:
         if faults.any_error or head_dims is None:
             return None
         scale = values["scale"]
-        return AttentionSpec(
+        spec = AttentionSpec(
             name=self.block.name.text,
             doc="\n".join(self.block.doc) or None,
             head_dim_qk=head_dims[0],
@@ -89,6 +90,7 @@ class _Resolver:
             span=self.block.head,
             **fields,
         )
+        return with_blocks(spec, faults)
 
     def value(self, word: str) -> Expr | None:
         setting = self.settings.get(word)

@@ -14,7 +14,7 @@ from attngen.syntax import ast
 from attngen.syntax.faults import closest
 
 #: Atoms of tile bounds; no spec may read them.
-HIDDEN_ATOMS = ("q_lo", "q_hi")
+HIDDEN_ATOMS = ("q_lo", "q_hi", "kv_lo", "kv_hi")
 #: Words of other libraries and languages, with what to write here.
 FOREIGN = {
     "True": "write `true`",

@@ -59,7 +59,7 @@ def source_faults(text: str, plan_set: BackwardPlanSet, tree: ast.Module | None 
         *_numbers(tree, plan_set),
         *_storage(tree, methods, plan_set.plans[0]),
         *_paths(methods, plan_set.plans[0]),
-        *_launches(methods, plan_set.plans[0]),
+        *_launches(methods, plan_set),
         *table_faults(tree, CLASS, plan_set.plans[0].mask.form, meta_of(tree)),
         *_turns(methods, plan_set),
         *ledger_faults(tree, plan_set),
@@ -270,26 +270,31 @@ def _turns(methods: Mapping[str, ast.FunctionDef], plan_set: BackwardPlanSet) ->
     order, serpentine = plan_set.plans[0].schedule.kv_order, plan_set.plans[0].schedule.serpentine
     if ("descends" in methods) != serpentine:
         yield f"{CLASS}: a {'straight' if serpentine else 'serpentine'} walk, the plan says the other one"
-    for name, said in zip(("tile_coords", "turn")[: 1 + plan_set.deterministic], _KV_ORDER[order], strict=False):
+    places, mapped = list(zip(("tile_coords", "turn"), _KV_ORDER[order], strict=True)), plan_set.plans[0].mask.map
+    if mapped is not None:  # turns are counted, in an order that one method says
+        places[1] = ("turn_place", "n_block" if order == "ascending" else "p.n_blocks - 1 - n_block")
+    for name, said in places[: 1 + plan_set.deterministic]:
         returns = [n.value for n in ast.walk(methods[name]) if isinstance(n, ast.Return)] if name in methods else []
-        found = [ast.unparse(r.elts[0]) for r in returns if isinstance(r, ast.Tuple)]
+        found = [ast.unparse(r.elts[0] if isinstance(r, ast.Tuple) else r) for r in returns if r is not None]
         if found != [said]:
             yield f"{CLASS}.{name}: KV tiles in the order {', '.join(found) or 'of nothing'}, the plan says {order}"
 
 
-def _launches(methods: Mapping[str, ast.FunctionDef], p: BackwardPlan) -> Iterator[str]:
+def _launches(methods: Mapping[str, ast.FunctionDef], plan_set: BackwardPlanSet) -> Iterator[str]:
     """Which kernels are launched, in which order, which may overlap the one before, and how many CTAs a cluster has."""
     nodes = sorted(
         (n for n in ast.walk(methods["__call__"]) if isinstance(n, ast.Call)) if "__call__" in methods else (),
         key=lambda n: n.lineno,
     )
-    found = []
+    p, found = plan_set.plans[0], []
+    first = [] if p.mask.map is None else ["map_tiles", *(["transpose_map"] if plan_set.deterministic else [])]
     for n in nodes:
         if isinstance(n.func, ast.Attribute) and n.func.attr == "launch" and isinstance(n.func.value, ast.Call):
             given = {k.arg: _literal(k.value) for k in n.keywords}
             cluster = tuple(given.get("cluster", (1, 1, 1)))
             found.append((dotted(n.func.value.func), given.get("use_pdl", False), cluster))
-    launches = {**{LAUNCHED[k]: False for k in kernels_of(p.mask.form)}, **_LAUNCHES}
+    tables = {LAUNCHED[k]: False for k in kernels_of(p.mask.form)}
+    launches = {**tables, **dict.fromkeys(first, False), **_LAUNCHES}
     wanted = [(k, pdl, p.launch.cluster if k == "kernel" else (1, 1, 1)) for k, pdl in launches.items()]
     if found != wanted:
         yield f"launches (kernel, programmatic, cluster) {found}, not {wanted}"

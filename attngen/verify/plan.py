@@ -196,13 +196,16 @@ def _launch(plan: KernelPlan) -> Iterator[Check]:
 def _mask(plan: KernelPlan) -> Iterator[Check]:
     mask = plan.mask
     one = len(mask.form.clauses) == 1
-    yield mask.walk == ("interval" if one else "runs"), f"mask: walk {mask.walk} over {len(mask.form.clauses)} clauses"
+    wanted = "map" if mask.map is not None else "interval" if one else "runs"
+    yield mask.walk == wanted, f"mask: walk {mask.walk} over {len(mask.form.clauses)} clauses, not {wanted}"
     yield len(mask.form.clauses) == len(mask.form.bounds), "mask: one bound for each clause"
     yield mask.test == "elements" or mask.form.is_exact, "mask: limits cannot decide a residual"
     yield mask.has_right_edge or mask.form.is_full or _only_lower(plan), "mask: no masked tiles for a right edge"
     yield mask.has_interior or not mask.form.is_full, "mask: a full mask without unmasked tiles"
     extremes = any(isinstance(t, Extreme) for t in mask.form.tables)
     yield not extremes or cover(plan.compute.tile_m), "mask: two windows of rows do not cover a tile"
+    both = mask.has_right_edge and mask.has_interior and not mask.ranges_per_warpgroup
+    yield both or mask.map is None, "mask: a map tells of masked and unmasked tiles, of a whole row tile"
     yield not mask.has_left_edge or mask.has_interior, "mask: a left edge without an interior"
     alone = plan.compute.warpgroups == 1
     yield not mask.ranges_per_warpgroup or (one and not alone), "mask: nothing to tell warpgroups apart"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from backward_plans import scattered
 from ptxcheck.compile import Code, compiled, load_text
-from ptxcheck.launch import check, table_arguments
+from ptxcheck.launch import check, map_arguments, table_arguments
 from ptxcheck.report import Report
 
 from attngen import samples
@@ -146,6 +146,7 @@ def run(
     tail = (*c.params.values(), *(expanded(c, n) for n in c.tensors))
     scale = Scale(c.spec)
     value = scale.default if scale.default == scale.default else scale.of(tail)
+    tail += map_arguments(made.meta, 0, c.q, c.k, "bshd")
     tail += table_arguments(made.module, c.q, c.k, "bshd")
     big = [x.transpose(1, 2) if bhsd else x for x in (c.q, c.k, c.v, c.o, c.do, *outputs)]
     big = [x if (n < 5 or given) and not bhsd else x.contiguous() for n, x in enumerate(big)]

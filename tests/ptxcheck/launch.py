@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from attngen.ir.tables import words
+from attngen.ir.tile_map import map_words
 from ptxcheck.build import Program
 from ptxcheck.compile import Code, code_of, compile_module
 from ptxcheck.counters import Counters
@@ -127,6 +128,15 @@ def table_arguments(module: ModuleType, q: torch.Tensor, k: torch.Tensor, layout
     return torch.full((words(module.ATTN_META["tables"], sizes),), -(2**31), dtype=torch.int32), 1
 
 
+def map_arguments(meta: Mapping[str, Any], plan: int, q: torch.Tensor, k: torch.Tensor, layout: str) -> tuple[Any, ...]:
+    """Memory for the tile map of one direction, poisoned; nothing where there is none."""
+    if "map" not in meta:
+        return ()
+    heads, rows = (2, 1) if layout == "bshd" else (1, 2)
+    sizes = {"batch": q.shape[0], "heads_q": q.shape[heads], "seqlen_q": q.shape[rows], "seqlen_kv": k.shape[rows]}
+    return (torch.full((map_words(meta["map"], meta["plans"][plan], sizes),), 0x5A5A5A5A, dtype=torch.int32),)
+
+
 def attngen_call(
     module: ModuleType,
     plan: int,
@@ -160,7 +170,8 @@ def attngen_call(
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     made = {"o_pre": o, "saves_o": 0, "max_logit": lse.clone(), **(further or {})}
     more = (made[n] for n in module.ATTN_META.get("further", ()))
-    extra = (*params, *tensors, *table_arguments(module, q, k, layout), *more)
+    map_ = map_arguments(module.ATTN_META, plan, q, k, layout)
+    extra = (*params, *tensors, *map_, *table_arguments(module, q, k, layout), *more)
     names = ["q", "k", "v", "o", "lse", "tile_counter", "softmax_scale", "workers"]
     names += [f"extra argument {n}" for n in range(len(extra))]
     code = code or compile_module(module, plan)

@@ -11,7 +11,7 @@ from builders import CAUSAL, K, O, Q, S, f, spec, x
 from attngen.diag.codes import CODES
 from attngen.diag.diagnostic import AttnError, Diagnostic
 from attngen.ir.plan import PlanSet
-from attngen.ir.spec import AttentionSpec, BlockSparse, Branch, Segment, TensorDecl
+from attngen.ir.spec import AttentionSpec, Branch, Segment, TensorDecl
 from attngen.ir.types import DType, Layout, Normalizer
 from attngen.passes.cost import launch_cycles
 from attngen.passes.mask_form import mask_form
@@ -246,7 +246,6 @@ GAPS: dict[str, tuple[AttentionSpec, str]] = {
     ),
     "paged": (spec(layout=Layout.PAGED), "layout paged"),
     "v_view": (spec(d=64, dv=32, v_view_start=4), "a view of K that starts at column 4"),
-    "block_sparse": (spec(block_sparse=BlockSparse(q=128, kv=128)), "block_sparse"),
 }
 
 
@@ -304,7 +303,6 @@ def test_e0402_of_a_schedule_points_at_its_entry(entry: str, what: str, place: s
     ("clauses", "clause"),
     [
         ("layout = paged", "paged"),
-        ("block_sparse { q = 128, kv = 128 }", "block_sparse"),
     ],
 )
 def test_e0402_shows_its_place(clauses: str, clause: str) -> None:
@@ -314,9 +312,9 @@ def test_e0402_shows_its_place(clauses: str, clause: str) -> None:
 
 
 def test_all_gaps_are_told_at_once() -> None:
-    both = refused(spec(layout=Layout.PAGED, block_sparse=BlockSparse(q=128, kv=128), dtype=DType.F32))
+    both = refused(spec(layout=Layout.PAGED, dtype=DType.F32))
     assert [d.message.split("serve ")[1] for d in both.diagnostics] == [
-        "f32 inputs yet", "layout paged yet", "block_sparse yet",
+        "f32 inputs yet", "layout paged yet",
     ]  # fmt: skip
 
 

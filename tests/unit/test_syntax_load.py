@@ -75,13 +75,14 @@ def test_every_clause() -> None:
         ("doc", DType.I32, ("batch", "seqlen_kv"), False, True),
         ("sinks", DType.F32, ("heads_q",), True, False),
         ("gate", DType.BF16, ("batch", "seqlen_q", "heads_q", "head_dim_v"), True, False),
+        ("blocks", DType.BOOL, ("batch", "heads_q", "blocks_q", "blocks_kv"), False, False),
     ]
     assert print_expr(spec.score) == (
         "50.0 * tanh(s / 50.0) - 0.5 * float(q_pos - kv_idx) if q_pos - kv_idx > 0 else s"
     )
     assert print_expr(spec.mask) == (
-        "kv_idx <= q_pos and q_pos - kv_idx < keys and doc[b, q_pos] == doc[b, kv_idx] "
-        "or 0 <= kv_idx and kv_idx < 4 and flag"
+        "(kv_idx <= q_pos and q_pos - kv_idx < keys and doc[b, q_pos] == doc[b, kv_idx] "
+        "or 0 <= kv_idx and kv_idx < 4 and flag) and blocks[b, h, q_idx // 128, kv_idx // 64]"
     )
     assert spec.sink is not None and print_expr(spec.sink) == "sinks[h]"
     assert print_expr(spec.epilogue) == "o * sigmoid(gate[b, q_idx, h, d])"

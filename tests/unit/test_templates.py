@@ -232,13 +232,17 @@ def test_every_template_is_used() -> None:
 def test_shared_macros_are_known() -> None:
     """Both directions share what these files hold, and each has more of its own."""
     forward, backward = (reached(skeleton) for skeleton in SKELETONS)
-    parts = ("host/selfcheck", "host/selfcheck_ragged", "prim/device", "prim/elements", "prim/tables", "prim/tile_walk")
+    parts = (
+        "host/selfcheck", "host/selfcheck_ragged", "prim/device", "prim/elements", "prim/tables", "prim/tile_map",
+        "prim/tile_walk",
+    )  # fmt: skip
     assert {name for name, _ in forward & backward} == {f"{p}.py.jinja" for p in parts}
     assert forward - backward and backward - forward
     assert views_of(ROOT / "prim/tile_walk.py.jinja") == {
         "grid": KernelView,
         "coords": KernelView,
         "bounds": CommonView,
+        "intervals": CommonView,
         "walk": KernelView,
     }
 

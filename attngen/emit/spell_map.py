@@ -1,0 +1,73 @@
+"""Spell a tile map for the templates."""
+
+from __future__ import annotations
+
+from attngen.emit.exprs import CutePrinter, bindings, part_name, safe_name
+from attngen.emit.header import clipped, spelled
+from attngen.emit.straight import WIDTH, straight_line
+from attngen.emit.view import Argument, MapView
+from attngen.ir.expr import Expr
+from attngen.ir.tile_map import LoadRange, TileMap
+from attngen.passes.tile_test import KNOWN, LEAST, MOST
+
+#: A tile that reads more elements of a captured tensor is decided pair by pair: about as many as it has rows and keys.
+RANGE_ELEMENTS = 1024
+_TILE = frozenset({"b", "h", "q_lo", "q_hi", "kv_lo", "kv_hi"})
+_PAIR = frozenset({"b", "h", "q_idx", "kv_idx"})
+MAP_ARGUMENT = Argument("tile_map", "cute.Tensor", 'plain_tensor(Int32, cute.sym_int(symbol="map_words"))')
+NO_MAP = MapView("", 0, "", "", "", "", "", "", "", "", "", "", "", "", "", "", (), "", "", (), "")
+
+
+def map_view(printer: CutePrinter, tile_map: TileMap, mask: Expr, *, by_rows: bool) -> MapView:
+    """The map of a mask, with a row of bits for each query tile or for each KV tile."""
+    test = tile_map.test
+    ends = [e for load in test.loads for axis in load.axes for e in (axis.first, axis.last)]
+    lines = list(bindings([printer.lowered(e) for e in (*ends, test.every, test.some)], _TILE))
+    lines += [f"{safe_name(n)} = p.{safe_name(n)}" for n in sorted({load.tensor for load in test.loads})]
+    for load in test.loads:
+        lines += _load(printer, load)
+    own, (every, some) = straight_line(printer, [test.every, test.some], _TILE, from_problem=False)
+    keep_lines, (keep,) = straight_line(printer, [mask], _PAIR)
+    outer, inner = ("m_blocks", "n_blocks") if by_rows else ("n_blocks", "m_blocks")
+    read = (tile_map.per_batch, tile_map.per_head)
+    number = {(True, True): "(b * p.heads_q + h)", (True, False): "b", (False, True): "h"}.get(read)
+    extents = [e for e, on in zip(("cute.size(mQ, mode=[3])", "cute.size(mQ, mode=[2])"), read, strict=True) if on]
+    sizes = [e for e, on in zip(("p.batch", "p.heads_q"), read, strict=True) if on]
+    by_row, by_key = "2 * m_blocks * -(-n_blocks // 32)", "2 * n_blocks * -(-m_blocks // 32)"
+    return MapView(
+        title=clipped(spelled(mask)),
+        range_elements=RANGE_ELEMENTS,
+        whose="query" if by_rows else "KV",
+        outer=outer,
+        inner=inner,
+        tiles=f"p.{outer}",
+        places=f"p.{inner}",
+        maps=" * ".join(extents) or "1",
+        plans='ATTN_META["plans"]' if by_rows else 'ATTN_META["backward"]["plans"]',
+        counted=" * ".join(e.removeprefix("p.") for e in sizes) or "1",
+        halves=by_row if by_rows else f"{by_key} + {by_row.removeprefix('2 * ')}",
+        rows=" * ".join([*sizes, f"p.{outer}"]),
+        transposed_row=f"{number} * p.m_blocks + m_block" if number else "m_block",
+        row=f"{number} * p.{outer} + outer" if number else "outer",
+        batch={(True, True): "number // p.heads_q", (True, False): "number"}.get(read, "Int32(0)"),
+        head={(True, True): "number - b * p.heads_q", (False, True): "number"}.get(read, "Int32(0)"),
+        bindings=tuple(dict.fromkeys((*lines, *own))),
+        every=every,
+        some=some,
+        keep_bindings=keep_lines,
+        keep=keep,
+    )
+
+
+def _load(printer: CutePrinter, load: LoadRange) -> list[str]:
+    """Look through the elements that a tile reads of a tensor."""
+    exprs = [e for axis in load.axes for e in (axis.first, axis.last)]
+    lines, texts = straight_line(printer, exprs, _TILE, from_problem=False)
+    pairs = zip(texts[::2], texts[1::2], strict=True)
+    index = [first if first == last else f"({first}, {last})" for first, last in pairs]
+    names = ", ".join(part_name(f"{kind}{load.number}") for kind in (LEAST, MOST, KNOWN))
+    call = f"{names} = least_and_most({', '.join([safe_name(load.tensor), 'lane', *index])})"
+    if len(call) > WIDTH:
+        rows = [f"{safe_name(load.tensor)}, lane", *index]
+        call = "\n".join([f"{names} = least_and_most(", *(f"    {row}," for row in rows), ")"])
+    return [*lines, call]
