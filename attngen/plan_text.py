@@ -36,6 +36,9 @@ def rooflines(found: list[tuple[str, Roofline]]) -> str:
             f"HBM {r.hbm_us:.0f} us ({r.hbm_bytes / 1e6:.0f} MB)",
             f"  bound by {r.bound}; estimate {r.estimate_us:.0f} us",
         ]
+        if r.tables_bytes:
+            searches = f", searches of {r.search_steps} steps" if r.search_steps else ""
+            lines.append(f"  tables {kb(r.tables_bytes)}{searches}")
     return "\n".join(lines)
 
 

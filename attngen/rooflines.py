@@ -16,7 +16,10 @@ _SAMPLED = 4
 
 @dataclass(frozen=True)
 class Roofline:
-    """Microseconds of the whole GPU by unit, and how many tiles the loop visits."""
+    """Microseconds of the whole GPU by unit, and how many tiles the loop visits.
+
+    `tables_bytes`: of the mask's tables; `search_steps`: most loads one after the other that an element of them takes.
+    """
 
     plan: str
     tiles: int
@@ -29,6 +32,8 @@ class Roofline:
     hbm_us: float
     hbm_bytes: int
     estimate_us: float
+    tables_bytes: int = 0
+    search_steps: int = 0
 
     @property
     def bound(self) -> str:
@@ -45,6 +50,7 @@ class Roofline:
 
 def roofline(plans: PlanSet, shape: Shape, params: dict[str, Any], tensors: dict[str, Any]) -> Roofline:
     """Of the plan that serves these lengths. Captured tensors are counted as read once."""
+    from attngen.ir.tables import Table, axes_of, words
     from attngen.targets import sm90
 
     spec = plans.spec
@@ -62,10 +68,14 @@ def roofline(plans: PlanSet, shape: Shape, params: dict[str, Any], tensors: dict
     rows = (
         row_tiles * sm90.ROW_TILE_CYCLES * c.warpgroups * (0.5 + c.head_dim_v / 256) / (sm90.SMS * sm90.CLOCK_HZ) * 1e6
     )
+    tables = plan.mask.form.tables
+    extents = {"batch": shape.batch, "heads_q": shape.heads_q, "seqlen_q": shape.seqlen_q}
+    searched = [tensors[t.tensor].shape[-1] for t in tables if isinstance(t, Table)]
     return Roofline(
         plan.name, total, round(visited), round(masked), cost.mma_cycles * per_tile, cost.exp_cycles * per_tile,
         cost.smem_cycles * per_tile, cost.issue_cycles * per_tile, hbm, size,
         max(cost.mma_cycles / cost.efficiency * per_tile + rows, hbm),
+        4 * words([{"dims": axes_of(t)} for t in tables], extents), max((n.bit_length() for n in searched), default=0),
     )  # fmt: skip
 
 

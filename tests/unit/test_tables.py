@@ -9,10 +9,12 @@ from builders import positions
 from attngen.emit.module import emit
 from attngen.ir.tables import Table, cover, words
 from attngen.passes.mask_form import mask_form
-from attngen.plan_text import describe
+from attngen.plan_text import describe, rooflines
 from attngen.ref import interp
 from attngen.ref.evaluate import evaluate
 from attngen.ref.tables import table_values
+from attngen.rooflines import roofline
+from attngen.samples import Shape
 from attngen.search import plan
 from attngen.syntax import load_spec
 
@@ -118,6 +120,16 @@ def test_explained() -> None:
     text = describe(plan(spec("kv_idx <= q_pos and doc[b, q_pos] == doc[b, kv_idx]")))
     assert "table doc_first: i32[batch, seqlen_q] sorted" in text
     assert "how many elements of doc[b] are below doc[b, q_pos]" in text and "4 * (batch * seqlen_q) bytes" in text
+
+
+def test_rooflines_count_tables() -> None:
+    plans = plan(spec("kv_idx <= q_pos and doc[b, q_pos] == doc[b, kv_idx]"))
+    found = roofline(plans, Shape(1, 2, 2, 1000, 1000), {}, {"doc": DOC})
+    assert (found.tables_bytes, found.search_steps) == (4000, 10)
+    assert "  tables 4000 B, searches of 10 steps" in rooflines([("1000", found)])
+    plans = plan(spec("kv_idx <= q_pos", ""))
+    found = roofline(plans, Shape(1, 2, 2, 1000, 1000), {}, {})
+    assert found.tables_bytes == 0 and "tables" not in rooflines([("1000", found)])
 
 
 def test_no_table_no_trace() -> None:

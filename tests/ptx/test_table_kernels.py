@@ -35,6 +35,22 @@ UNSORTED = """
   tensor start: i32[batch, heads_q, seqlen_q]
   tensor marks: bool[batch, seqlen_q]
   mask = kv_idx >= start[b, h, q_idx] and kv_idx <= q_pos or marks[b, q_idx]"""
+#: Keys by KV head; conditionals over elements in no order; two clauses, extremes of a lower bound.
+OTHERS = [
+    """
+  layout = bhsd
+  tensor seen: i32[batch, heads_kv, seqlen_kv] sorted
+  mask = seen[b, h_kv, kv_idx] <= q_pos""",
+    """
+  tensor ends: i32[batch, seqlen_q]
+  tensor others: i32[seqlen_q]
+  tensor flag: bool[heads_q, seqlen_q]
+  mask = kv_idx < (ends[b, q_idx] if flag[h, q_idx] else others[q_idx] + 5)""",
+    """
+  tensor doc: i32[batch, seqlen_kv] sorted
+  tensor late: i32[batch, seqlen_q]
+  mask = doc[b, kv_idx] != doc[b, q_pos] and kv_idx >= late[b, q_idx]""",
+]
 
 
 def spec_of(body: str, name: str = "tabled", more: str = "") -> AttentionSpec:
@@ -47,6 +63,13 @@ def test_forward(body: str) -> None:
     module, _ = compile_spec(spec)
     for seed, shape in enumerate((Shape(2, 2, 1, 131, 131), Shape(1, 2, 2, 40, 203))):
         verify(spec, module, 0, shape, seed)
+
+
+@pytest.mark.parametrize("body", OTHERS)
+def test_other_expressions(body: str) -> None:
+    spec = spec_of(body, more="  backward { deterministic = true }\n")
+    verify(spec, compile_spec(spec)[0], 0, Shape(2, 2, 1, 70, 131), 1)
+    verify_backward(kernels(spec), call(spec, Shape(1, 2, 1, 67, 67), seed=2))
 
 
 @pytest.mark.parametrize("more", ["", "  backward { deterministic = true }\n"], ids=["", "deterministic"])
