@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from attngen.ir.expr import Atom, Const, Expr
 from attngen.ir.tables import ROW_BLOCK, ROW_WINDOW, Extreme
+from attngen.ir.tile_map import map_words
 
 if TYPE_CHECKING:
     from attngen.ir.backward import BackwardPlanSet
     from attngen.ir.forms import MaskForm
-    from attngen.ir.plan import KernelPlan, PlanSet, Rejected
+    from attngen.ir.plan import KernelPlan, MaskPlan, PlanSet, Rejected
     from attngen.ir.spec import AttentionSpec
     from attngen.rooflines import Roofline
 
@@ -148,6 +149,7 @@ def _plan(p: KernelPlan) -> Iterator[str]:
         + (", read once a row tile" if m.holds_limits else "")
         + ("; ranges of each warpgroup's own 64 rows" if m.ranges_per_warpgroup else "")
     )
+    yield from map_lines(m, c.tile_m, c.tile_n)
     yield (
         f"  smem       {kb(mem.smem_bytes)} of {kb(mem.smem_limit)}: "
         + ", ".join(
@@ -173,6 +175,28 @@ def _plan(p: KernelPlan) -> Iterator[str]:
         f"issue {k.issue_cycles:.0f} cycles; estimated {100 * k.efficiency:.0f} % of the dense MMA rate"
     )
     yield from _measured(p)
+
+
+#: Length at which explain says what a tile map takes.
+MAP_LENGTH = 8192
+
+
+def map_lines(m: MaskPlan, tile_m: int, tile_n: int, **more: bool) -> Iterator[str]:
+    """What a tile map takes and how it is made; nothing where a walk has none. `more`: of a backward."""
+    if m.map is None:
+        return
+    of = [name for name, on in (("batch element", m.map.per_batch), ("query head", m.map.per_head)) if on]
+    one = {"per_batch": False, "per_head": False, **more}
+    sizes = {"batch": 1, "heads_q": 1, "seqlen_q": MAP_LENGTH, "seqlen_kv": MAP_LENGTH}
+    words = map_words(one, {"tile_m": tile_m, "tile_n": tile_n}, sizes)
+    bits = 3 if more.get("turns") else 2
+    yield (
+        f"  tile map   {bits} bits a tile{''.join(f', {n}' for n in (['of each ' + ' and '.join(of)] if of else []))}: "
+        f"{kb(4 * words)} at {MAP_LENGTH} rows and keys; a launch before the kernel's, a warp for 32 tiles"
+    )
+    loads = ", ".join(dict.fromkeys(load.tensor for load in m.map.test.loads))
+    reads = f" and the least and largest element that it reads of {loads}" if loads else ""
+    yield f"             a tile is decided by its ends{reads}, else pair by pair"
 
 
 def _measured(p: KernelPlan) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attngen.ir.gradient import GradientKind
 from attngen.passes.epilogue import epilogue_slope, has_epilogue
-from attngen.plan_text import kb, rejected_lines
+from attngen.plan_text import kb, map_lines, rejected_lines
 
 if TYPE_CHECKING:
     from attngen.diag.diagnostic import Diagnostic
@@ -37,7 +37,7 @@ def describe_backward(
     """The whole report, without rooflines. `refused`: why there are no plans, or which gradients they leave out."""
     blocks = [_refused(plans is None, refused)]
     if plans is not None:
-        blocks = [_head(plans), _determinism(plans), _refused(False, refused), *(_plan(p) for p in plans.plans)]
+        blocks = [_head(plans), _determinism(plans), _refused(False, refused), *(_plan(p, plans.deterministic) for p in plans.plans)]
         blocks.append(rejected_lines(plans, everything))
     return "\n\n".join("\n".join(b) for b in (list(block) for block in blocks) if b)
 
@@ -140,7 +140,7 @@ def turn_words(plans: BackwardPlanSet) -> int:
     return plans.plans[0].compute.dq_parts if plans.deterministic else 0
 
 
-def _plan(p: BackwardPlan) -> Iterator[str]:
+def _plan(p: BackwardPlan, deterministic: bool) -> Iterator[str]:
     c, m, s, mem = p.compute, p.mask, p.schedule, p.memory
     yield f"backward plan {p.name}"
     shares = "64 keys each"
@@ -160,6 +160,7 @@ def _plan(p: BackwardPlan) -> Iterator[str]:
         yield "             dP^T = V dO^T reads V from registers"
     loop = "some steps are unmasked" if m.has_interior else "every step is masked"
     yield f"  loop       query tiles of every query head that see the KV tile; {loop}; a masked step tests {m.test}"
+    yield from map_lines(m, c.tile_m, c.tile_n, by_keys=True, turns=deterministic)
     yield (
         f"  smem       {kb(mem.smem_bytes)} of {kb(mem.smem_limit)}: "
         + ", ".join(f"{b.name} {kb(b.bytes)}" for b in mem.buffers)

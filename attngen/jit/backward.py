@@ -295,7 +295,7 @@ class Backward:
             extra = (*extra, torch.empty(inputs[3].shape, dtype=inputs[0].dtype, device=state.device))
         if variant.tile_map is not None:
             extents = (sizes[n] for n in ("batch", "heads_q", "seqlen_q", "seqlen_kv"))
-            tail = variant.tile_map.joined(tail, state, plan, *extents)
+            tail = variant.tile_map.joined(tail, state, *extents)
         rest = (workspace, scale, workers, *tail, *extra)
         wide = (*inputs, do)
         function = variant.functions[plan]

@@ -134,7 +134,7 @@ class Launcher:
             else:
                 function = functions[-1]
         if self.tile_map is not None:
-            tail = self.tile_map.joined(tail, state, functions.index(function), batch, heads_q, seqlen_q, seqlen_kv)
+            tail = self.tile_map.joined(tail, state, batch, heads_q, seqlen_q, seqlen_kv)
         try:
             function(q, k, v, out, lse, counter, scale, workers, *tail, *further)
         except Exception as failure:

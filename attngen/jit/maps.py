@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,20 +17,19 @@ Tail = tuple[Any, ...]
 class MapMemory:
     """What a kernel file says of its map, for one direction. The kernel takes it behind params and captured tensors."""
 
-    def __init__(self, place: int, entry: Mapping[str, Any], plans: Sequence[Mapping[str, Any]]) -> None:
-        self._place, self._entry, self._plans = place, entry, tuple(plans)
+    def __init__(self, place: int, meta: Mapping[str, Any]) -> None:
+        self._place = place
+        self._entry, self._plans, self._limits = meta["map"], tuple(meta["plans"]), tuple(meta["limits"])
 
     @staticmethod
     def of(spec: AttentionSpec, meta: Mapping[str, Any]) -> MapMemory | None:
         """Of ATTN_META, or of its entry `backward`; None where the kernel has no map."""
-        if "map" not in meta:
-            return None
-        return MapMemory(len(spec.params) + len(spec.tensors), meta["map"], meta["plans"])
+        return MapMemory(len(spec.params) + len(spec.tensors), meta) if "map" in meta else None
 
-    def joined(
-        self, tail: Tail, state: DeviceState, plan: int, batch: int, heads_q: int, seqlen_q: int, seqlen_kv: int
-    ) -> Tail:
-        """`tail` with int32 words, not initialised, for a call of these extents by plan number `plan`."""
+    def joined(self, tail: Tail, state: DeviceState, batch: int, heads_q: int, seqlen_q: int, seqlen_kv: int) -> Tail:
+        """`tail` with int32 words, not initialised, for a call of these extents."""
+        longest = max(seqlen_q, seqlen_kv)
+        plan = next((i for i, limit in enumerate(self._limits) if longest <= limit), len(self._limits))
         sizes = {"batch": batch, "heads_q": heads_q, "seqlen_q": seqlen_q, "seqlen_kv": seqlen_kv}
         words = map_words(self._entry, self._plans[plan], sizes)
         made = torch.empty(words, dtype=torch.int32, device=state.device)

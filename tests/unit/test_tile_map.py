@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
 import attngen
 from attngen.diag.diagnostic import AttnError
+from attngen.emit.backward import emit_backward
+from attngen.emit.module import emit
 from attngen.ir.plan import PlanSet
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.tile_map import map_words
+from attngen.jit import backward, kernel, launch
+from attngen.jit.cache import Entry, KernelCache
+from attngen.jit.device import DeviceState
+from attngen.jit.load import Loaded
 from attngen.passes.given_blocks import inside_blocks
 from attngen.ref import dense, interp, interp_backward
 from attngen.ref.binding import bind
@@ -224,3 +233,60 @@ def test_blocks_of_a_wrong_shape() -> None:
         attn(q, q, q, blocks=torch.ones(1, 2, 4, 3, dtype=torch.bool))
     assert caught.value.code == "E0607"
     assert attn(q, q, q, blocks=torch.ones(1, 1, 1, 1, dtype=torch.bool)).shape == q.shape
+
+
+# ---- calls -----------------------------------------------------------------------------------------------------------
+
+
+class Calls:
+    """Stands for `load` and for the functions that it loads; keeps the arguments of every launch."""
+
+    def __init__(self) -> None:
+        self.loaded = 0
+        self.made: list[tuple[Any, ...]] = []
+
+    def __call__(self, source: Any, *_: Any, **__: Any) -> Loaded:
+        self.loaded += 1
+        return Loaded((self.launch,) * len(source.meta["plans"]), Entry(Path(), Path(), ()), 0.0)
+
+    def launch(self, *arguments: Any) -> None:
+        self.made.append(arguments)
+
+
+def test_calls_bring_memory_and_compile_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Other lists, other lengths: the same two functions. The map lies behind the captured tensors."""
+    monkeypatch.setattr(launch, "_current_device", lambda: -1)
+    monkeypatch.setattr(launch, "_raw_stream", lambda index: 7)
+    monkeypatch.setattr(launch, "_capturing", lambda: False)
+    calls = Calls()
+    monkeypatch.setattr(kernel, "load", calls)
+    monkeypatch.setattr(backward, "load", calls)
+    spec = written(GIVEN.format(128), "backward { deterministic = true }")
+    attn = kernel.Attention(
+        spec, emit(plan(spec)), "sm_90a", KernelCache(tmp_path), backward=lambda _: emit_backward(plan_backward(spec))
+    )
+    attn.compile()
+    attn.launcher.ready[-1] = (DeviceState(-1, 132), 132)
+    for n in (256, 640, 100):
+        q = torch.randn(2, n, 2, 64).bfloat16().requires_grad_()
+        blocks = listed(spec, 2, 2, n, n, seed=n)
+        attn(q, q, q, blocks=blocks).sum().backward()
+        front, back = calls.made[-2:]
+        tiles = -(-n // 128)
+        assert front[8] is blocks and back[13] is blocks
+        assert front[9].dtype is torch.int32 and front[9].numel() == 4 * 2 * tiles
+        assert back[14].numel() == 4 * 3 * tiles
+    assert (calls.loaded, len(calls.made)) == (2, 6)
+
+
+def test_explain_says_what_a_map_takes() -> None:
+    text = attngen.explain(written(DOCUMENTS, "backward { deterministic = true }"))
+    assert "tile map   2 bits a tile, of each batch element:" in text
+    assert "tile map   3 bits a tile, of each batch element:" in text
+    assert "least and largest element that it reads of doc, else pair by pair" in text
+
+
+def test_ragged_layouts_are_refused() -> None:
+    with pytest.raises(AttnError, match="block_sparse with layout varlen") as caught:
+        plan(written(DOCUMENTS.replace("batch, ", "").replace("doc[b, ", "doc["), "layout = varlen"))
+    assert caught.value.code == "E0402"
