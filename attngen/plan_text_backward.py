@@ -37,7 +37,12 @@ def describe_backward(
     """The whole report, without rooflines. `refused`: why there are no plans, or which gradients they leave out."""
     blocks = [_refused(plans is None, refused)]
     if plans is not None:
-        blocks = [_head(plans), _determinism(plans), _refused(False, refused), *(_plan(p, plans.deterministic) for p in plans.plans)]
+        blocks = [
+            _head(plans),
+            _determinism(plans),
+            _refused(False, refused),
+            *(_plan(p, plans.deterministic) for p in plans.plans),
+        ]
         blocks.append(rejected_lines(plans, everything))
     return "\n\n".join("\n".join(b) for b in (list(block) for block in blocks) if b)
 
