@@ -22,6 +22,7 @@ from attngen.diag.diagnostic import AttnError
 from attngen.ir.spec import AttentionSpec, BackwardHints
 from attngen.ir.types import Layout
 from attngen.ref import dense
+from attngen.syntax import load_all
 
 ORDERED = BackwardHints(deterministic=True)
 #: batch, seqlen_q, seqlen_kv, heads_q, heads_kv
@@ -104,9 +105,11 @@ def served(s: AttentionSpec) -> None:
         pytest.skip(str(reason).splitlines()[0])
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.attn")), ids=lambda p: p.stem)
-def test_every_example(path: Any) -> None:
-    s = attngen.build(path).spec
+BLOCKS = [s for path in sorted(EXAMPLES.glob("*.attn")) for s in load_all(path)]
+
+
+@pytest.mark.parametrize("s", BLOCKS, ids=lambda s: s.name)
+def test_every_example(s: AttentionSpec) -> None:
     served(s)
     for seed, (b, sq, skv, hq, hkv) in enumerate(SHAPES):
         if s.name == "longformer" and sq > skv:
