@@ -48,7 +48,8 @@ class AttngenNotice(UserWarning):
 class Attention:
     """Attention as a spec says it, callable on torch tensors.
 
-    `attn(q, k, v, **params_and_tensors)` returns o; with `return_lse=True`, (o, lse).
+    `attn(q, k, v, **params_and_tensors)` returns o; with `return_lse=True`, (o, lse); of a spec with a max logit,
+    `return_max_logit=True` appends it (see `attngen.jit.further.MaxLogit`).
 
     Shapes: layout bshd: q (B, Sq, Hq, D), k (B, Skv, Hkv, D), v (B, Skv, Hkv, Dv), o (B, Sq, Hq, Dv); bhsd: the middle
     axes swapped. lse (B, Hq, Sq), fp32, natural log. New results are contiguous. Hq is a multiple of Hkv.

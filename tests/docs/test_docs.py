@@ -20,6 +20,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 #: Planning passes and the page of each.
 PASSES = {
+    "epilogue": "epilogue",
     "gradient": "gradient",
     "mask_form": "mask-form",
     "score_form": "score-form",
