@@ -197,3 +197,21 @@ def test_compile_check_fmt_and_explain_start_light(causal, tmp_path):
 def test_verbose_logs_on_stderr(process, causal):
     done = process("-vv", "compile", causal)
     assert done.code == 0 and done.out.startswith('"""')
+
+
+def test_check_notes_terms_that_are_tested_element_by_element(attngen, tmp_path):
+    """A note is no fault: the spec is ok, and the term has its place, its reason and its mend, for tools too."""
+    spec = tmp_path / "x.attn"
+    clauses = "tensor present: bool[batch, seqlen_kv]\n  mask = kv_idx <= q_pos and present[b, kv_idx]"
+    spec.write_text(f"attn 1\n\nattention x {{\n  head_dim = 64\n  {clauses}\n}}\n")
+    done = attngen("check", spec)
+    assert done.code == 0 and f"{spec}: ok" in done.err
+    assert "note[W0401]: `x` tests the mask's term `present[b, kv_idx]` element by element" in done.err
+    assert f"{spec}:6:30" in done.err and "help: where the kept keys are one run" in done.err
+    done = attngen("check", "--json", spec)
+    found = json.loads(done.out)
+    assert done.code == 0 and found["files"][0]["ok"]
+    assert [(d["code"], d["severity"], d["primary"]["column"]) for d in found["diagnostics"]] == [("W0401", "note", 30)]
+    explained = attngen("explain", spec)
+    assert "element-wise term `present[b, kv_idx]`" in explained.out and "instead: where the kept" in explained.out
+    assert "W0401 element-wise-term" in attngen("explain", "W0401").out
