@@ -36,6 +36,13 @@ def i32(*x: int) -> torch.Tensor:
     return torch.tensor(x, dtype=torch.int32)
 
 
+def big_bird_blocks() -> torch.Tensor:
+    """The same blocks as the formula's, as a caller gives them."""
+    row, column = torch.arange(16)[:, None], torch.arange(16)[None, :]
+    ends = (row == 0) | (row == 15) | (column == 0) | (column == 15)
+    return ((row - column).abs() <= 1) | ends
+
+
 #: (file, block, batch, seqlen_q, seqlen_kv, params and tensors, pairs)
 COUNTS: list[tuple[str, str, int, int, int, dict[str, Any], int]] = [
     ("causal", "causal", 1, 1000, 1000, {}, 500500),
@@ -52,6 +59,7 @@ COUNTS: list[tuple[str, str, int, int, int, dict[str, Any], int]] = [
     ("bd3lm", "bd3lm", 1, 512, 512, {"half": 256, "size": 16}, 69632),
     ("longformer", "longformer", 1, 1000, 1000, {"half": 64, "is_global": GLOBAL}, 132180),
     ("bigbird", "bigbird", 1, 1024, 1024, {}, 409600),
+    ("bigbird", "bigbird_lists", 1, 1024, 1024, {"blocks": big_bird_blocks()[None, None]}, 409600),
     ("left_padding", "left_padding", 1, 1000, 1000, {"pad": i32(100)}, 405450),
     # an image of 14 x 14 tokens, four windows of it
     ("swin", "swin_shifted", 4, 49, 49, {"across": 2, "down": 2, "table": torch.zeros(13, 13, 1)}, 5476),

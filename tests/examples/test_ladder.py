@@ -59,7 +59,6 @@ VARIANTS = {
 }
 #: What no kernel serves, and for which reasons. Closing a gap fails here: move the file up, and its line in the index.
 REFUSED = {
-    "bigbird_lists": {"block_sparse"},
     "mla_decode": {"head_dim = 576", "v = 512", "layout paged"},
 }
 #: Blocks with a forward kernel whose backward is refused.

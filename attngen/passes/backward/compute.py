@@ -21,6 +21,8 @@ ELEMENT_REGISTERS = 32
 #: What each part of a score and its slope holds, beyond the first ones, which the fragments' own registers bear.
 PART_REGISTERS = 2
 FREE_PARTS = 8
+#: What the limits of a union of intervals hold where nothing else is evaluated element by element.
+CLAUSE_REGISTERS = 8
 #: What expressions get at least, where a tile can be had that leaves it.
 FEW_REGISTERS = 8
 
@@ -49,8 +51,9 @@ def expression_registers(form: MaskForm, gradient: GradientForm, has_score: bool
     exprs += [e for c in gradient.in_kernel for e in (c.coefficient, *c.indices)]
     if element_test(form) == "elements":
         exprs.append(form.mask)
+    walk_of_union = CLAUSE_REGISTERS if len(form.clauses) > 1 else 0
     if not exprs:
-        return 0
+        return walk_of_union
     nodes = {n for e in exprs for n in walk(e)}
     captured = sum(isinstance(n, Load | Param) for n in nodes)
     parts = sum(isinstance(n, Apply) for n in nodes) if has_score and not gradient.is_identity else 0
