@@ -36,7 +36,6 @@ boxes layout_boxes layout_peer_k rank sPeerK ticket
 TABLE_THREADS above build_tables counts extremes fill fill_extremes fill_tables middle positions table_words tables
 wanted windows
 raw scale has_bit word
-ORDER_WARPS TOLD order order_words place row_tiles rows_q seq_order sequence sequences start_kv start_q total_kv total_q
 raw scale has_bit word loads start address row_of read_pairs read_wide read_apart fetch_score load_word
 half_bf16 half_fp16 distance distances instruction kind count frag width first place pair x_0
 grad factors gained gained_row frag_pre there at_column at_row mdO_pre do_pre o_pre saves_o write_o row_top top
@@ -44,6 +43,8 @@ MAP_ROWS MAP_WARPS RANGE_ELEMENTS at_word bit bits box_element count cta drops d
 high inside kept keeps kv_hi kv_lo known last least_and_most listed lowest_bit map_name map_row map_tiles map_words maps
 nan number outer outermost owner own_words past_end place place_0 places scan_box smaller some larger tile_map
 transpose_map turned whole word word_0
+ORDER_WARPS TOLD first_row_tile is_there key_tiles mdO_rows order order_words
+place row_tiles rows_kv rows_q seq_order sequence sequences start_kv start_q total_kv total_q
 """
 #: Words that the generated file defines or that Python and the DSL give a meaning; a name of a spec that is one of them
 #: gets a trailing underscore in the kernel.

@@ -152,8 +152,6 @@ def arguments(spec: AttentionSpec) -> tuple[tuple[Argument, ...], tuple[Dim, ...
     if spec.layout is Layout.VARLEN:
         dims = [*TOTALS.values(), "heads_q", "heads_kv"]
         known |= TOTALS
-    if spec.layout.is_ragged:
-        dims.append("order_words")
     args: list[Argument] = []
     for p in spec.params:
         kind = {Type.INT: "Int32", Type.FLOAT: "Float32", Type.BOOL: "Boolean"}[p.type]
@@ -223,6 +221,7 @@ def common_fields(
         "weight": weight(spec.normalizer, "w.acc_s[i]" if forward else "score", c.has_score),
         "is_ragged": spec.layout.is_ragged,
         "is_varlen": spec.layout is Layout.VARLEN,
+        **_of_sequences(spec, args),
         "reference": "one_sequence" if spec.layout.is_ragged else "reference",
         "layout_note": _AXES[spec.layout][0],
         "layout_modes": _AXES[spec.layout][1],
@@ -313,34 +312,39 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         q_empty_note="the warp that stores O" if in_q else "the warps of the warpgroup",
         has_groups=any(p.schedule.l2_group_bytes for p in plan_set.plans),
         order_note=order,
-        **_ragged(spec, common["arguments"]),
+        **_ragged(spec),
     )
 
 
-def _ragged(spec: AttentionSpec, args: tuple[Argument, ...]) -> dict[str, Any]:
-    """The fields of a view about the sequences of a ragged layout."""
+def _of_sequences(spec: AttentionSpec, args: tuple[Argument, ...]) -> dict[str, Any]:
+    """The fields of a view about the sequences of a ragged layout, of both directions."""
     varlen = spec.layout is Layout.VARLEN
     names = {t.name for t in spec.lengths}
     parts = {"seqlen_q": "own.start_q, own.seqlen_q", "seqlen_kv": "own.start_kv, own.seqlen_kv"}
     packed = [
-        Packed(
-            safe_name(t.name), ", ".join(f"({axis}, {parts[str(d)]})" for axis, d in enumerate(t.dims) if d in parts)
-        )
+        Packed(safe_name(t.name), ", ".join(f"({i}, {parts[str(d)]})" for i, d in enumerate(t.dims) if d in parts))
         for t in spec.tensors
-        if any(d in parts for d in t.dims)
+        if spec.layout.is_ragged and any(d in parts for d in t.dims)
     ]
     return {
         "heads_last_note": "(seqlen, head_dim, heads)" if varlen else "(seqlen, head_dim, heads, batch)",
+        "last_axis": "2" if varlen else "3",
         "shape_lse": "heads_q, total_q" if varlen else "batch, heads_q, seqlen_q",
-        "lse_batch": "0" if varlen else "w.b",
         "lengths": tuple(a for a in args if a.name in names),
         "packed": tuple(packed),
         "has_packed": bool(packed),
+    }
+
+
+def _ragged(spec: AttentionSpec) -> dict[str, Any]:
+    """Those that a forward alone reads."""
+    varlen = spec.layout is Layout.VARLEN
+    return {
+        "lse_batch": "0" if varlen else "w.b",
         "batch": "sequences - 1" if varlen else "sequences",
         "row_tiles": "total_q // self.tile_m + sequences"
         if varlen
         else "cute.ceil_div(total_q, self.tile_m) * sequences",
-        "last_axis": "2" if varlen else "3",
         "tiles": "row_tiles * cute.size(mQ, mode=[2])" if spec.layout.is_ragged else "m_blocks * heads",
         "seq_order_note": "2 * batch + 3" if varlen else "2 * batch + 1",
     }

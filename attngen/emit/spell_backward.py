@@ -81,8 +81,10 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         first_note="" if plan_set.deterministic or c.splits_operands else ", but for each CTA's first",
         turn_note="Higher tiles first" if descends else "Lower tiles first",
         kv_descends=descends,
-        serpentine=first.schedule.serpentine,
-        order_note=f"Group by group of heads, {'last' if descends else 'first'} keys first.",
+        serpentine=first.schedule.serpentine and not spec.layout.is_ragged,
+        order_note="Sequence by sequence."
+        if spec.layout.is_ragged
+        else f"Group by group of heads, {'last' if descends else 'first'} keys first.",
         ds_stages=first.memory.ds_stages,
         splits_operands=c.splits_operands,
         orders_bulk_adds=plan_set.deterministic and not c.splits_operands,

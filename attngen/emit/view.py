@@ -202,6 +202,12 @@ class CommonView:
     sink: Formula
     is_ragged: bool
     is_varlen: bool
+    heads_last_note: str
+    last_axis: str
+    shape_lse: str
+    lengths: tuple[Argument, ...]
+    packed: tuple[Packed, ...]
+    has_packed: bool
     reference: str
     layout_note: str
     layout_modes: str
@@ -255,17 +261,11 @@ class KernelView(CommonView):
     q_empty_note: str
     has_groups: bool
     order_note: str
-    heads_last_note: str
-    shape_lse: str
     lse_batch: str
-    lengths: tuple[Argument, ...]
-    packed: tuple[Packed, ...]
-    has_packed: bool
     batch: str
     row_tiles: str
     tiles: str
     seq_order_note: str
-    last_axis: str
 
 
 @dataclass(frozen=True)

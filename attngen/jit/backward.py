@@ -97,6 +97,7 @@ class Backward:
         self._lock = threading.RLock()
         self._bhsd = spec.layout is Layout.BHSD
         self._rewrites_do = rewrites_do(spec)
+        self._heads_axis = 1 if spec.layout in (Layout.BHSD, Layout.VARLEN) else 2
 
     # -- what is compiled ------------------------------------------------------------------------------------------
 
@@ -161,7 +162,7 @@ class Backward:
 
     def _variant(self, wanted: Wanted) -> Variant:
         asked = tuple(n for n, on in zip(self.learned, wanted[len(_QKV) :], strict=True) if on)
-        reduced = reduced_tensors(gradient_form(self.spec)) if self.spec.backward.deterministic else frozenset()
+        reduced = self.reduced()
         learned = tuple(n for n in asked if n not in reduced)
         source = self.source_of(learned)
         meta = source.meta["backward"]
@@ -226,12 +227,12 @@ class Backward:
         # Where the input is dense its strides are the gradient's: no copy on its way through a transposed view.
         made_joint = views.joint_like(q, k, v) if joint and all(wanted[:3]) else None
         dq, dk, dv = made_joint or (_empty_like(x) if on else x for x, on in zip((q, k, v), wanted, strict=False))
-        sizes = sizes_of(self.spec, q, k)
+        sizes = self._sizes(q, k, tensors)
         tail = (*params, *self._binder.widened(tensors, sizes)) if tensors else params
         if variant.tables is not None:
             tail = (*tail, *variant.tables.of(ready[0].device, q.shape, k.shape, tail, handle))
-        axis, heads_kv = 1 if self._bhsd else 2, sizes["heads_kv"]
-        kv_tiles = -(-sizes["seqlen_kv"] // variant.tile_n) * sizes["batch"]
+        axis, heads_kv = self._heads_axis, sizes["heads_kv"]
+        kv_tiles = self._tiles(sizes, "seqlen_kv", variant.tile_n)
         heads = partial.heads_of_sums(kv_tiles, sizes["heads_q"], heads_kv, ready[1] // variant.cluster)
         in_parts = heads != heads_kv and (wanted[1] or wanted[2])
         sums = [partial.buffer_like(x, heads, axis) for x in (k, v)] if in_parts else [dk, dv]
@@ -260,6 +261,22 @@ class Backward:
             *map(found.get, self.learned),
         )
 
+    def _sizes(self, q: Any, k: Any, tensors: tuple[Any, ...]) -> dict[str, int]:
+        """Extents of a call, those that captured tensors may name."""
+        return sizes_of(self.spec, q, k)
+
+    def _tiles(self, sizes: dict[str, int], extent: str, tile: int) -> int:
+        """Tiles of one head, over the batch."""
+        return -(-sizes[extent] // tile) * sizes["batch"]
+
+    def _longest(self, sizes: dict[str, int]) -> int:
+        """The length by which a plan is chosen."""
+        return max(sizes["seqlen_q"], sizes["seqlen_kv"])
+
+    def reduced(self) -> frozenset[str]:
+        """Captured tensors whose gradient the blockwise reference gives."""
+        return reduced_tensors(gradient_form(self.spec)) if self.spec.backward.deterministic else frozenset()
+
     def _launch(
         self,
         ready: Ready,
@@ -280,10 +297,10 @@ class Backward:
                 return self._launch(ready, variant, inputs, lse, do, dlse, outputs, scale, sizes, tail, extra)
         plan = 0
         if len(variant.functions) > 1:
-            longest = max(sizes["seqlen_q"], sizes["seqlen_kv"])
+            longest = self._longest(sizes)
             plan = next((i for i, limit in enumerate(variant.limits) if longest <= limit), len(variant.functions) - 1)
-        tiles = -(-sizes["seqlen_q"] // variant.tile_m[plan])
-        elements = sizes["batch"] * sizes["heads_q"] * tiles * variant.workspace[plan]
+        tiles = self._tiles(sizes, "seqlen_q", variant.tile_m[plan])
+        elements = sizes["heads_q"] * tiles * variant.workspace[plan]
         workspace = torch.empty(elements, dtype=_F32, device=state.device)
         if do is None:
             do = torch.zeros_like(inputs[3])

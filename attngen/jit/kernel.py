@@ -90,16 +90,19 @@ class Attention:
         self.launcher: Launcher
         if spec.layout.is_ragged:
             from attngen.jit.ragged import RaggedBinder, RaggedLauncher
+            from attngen.jit.ragged_backward import RaggedBackward
 
             self.binder = ragged = RaggedBinder(spec)
             self.launcher = RaggedLauncher(spec, ragged, limits)
             self._fill = ragged.filled
+            backward_of: type[Backward] = RaggedBackward
         else:
+            backward_of = Backward
             self.binder = TableBinder(spec) if tables else Binder(spec)
             self.launcher = launcher_of(spec, self.binder, limits, tables)
         self.launcher.tile_map = MapMemory.of(spec, source.meta)
         self.saves_o = "o_pre" in further_names(spec)
-        self.backward = Backward(
+        self.backward = backward_of(
             spec, self.binder, self.launcher.scale, target, cache, make=backward, progress=progress
         )
         self._cache = cache

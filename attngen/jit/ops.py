@@ -219,8 +219,11 @@ def _fake_backward(
 ) -> list[Any]:
     attention = _find(handle)  # not its twin in another dtype: that cannot be built while tracing
     if q.device.type == "cuda":
+        left_out = attention.backward.reduced()
         attention.backward.source_of(  # a spec that no backward serves is refused while tracing
-            tuple(n for n, on in zip(attention.backward.names[3:], wanted[3:], strict=True) if on)
+            tuple(
+                n for n, on in zip(attention.backward.names[3:], wanted[3:], strict=True) if on and n not in left_out
+            )
         )
     learned = [x for x, decl in zip(tensors, attention.spec.inputs, strict=True) if decl.grad]
     made = [*(torch.empty_like(x) for x in (q, k, v)), *(x.new_empty(x.shape) for x in learned)]

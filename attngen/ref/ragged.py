@@ -7,7 +7,7 @@ O = 0 and LSE = -inf, a sink or not; keys beyond it do not exist.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,6 +19,8 @@ from attngen.ir.expr import Expr, atoms_of, const, substitute
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
 from attngen.ref import dense
+from attngen.ref.backward import Gradients
+from attngen.ref.backward import attention_backward as one_backward
 
 Tensor = torch.Tensor
 #: Computes (o, lse) of one call in bshd: `how(spec, q, k, v, params, tensors, scale)[:2]`.
@@ -156,3 +158,58 @@ def _calls(
         operands = (of_sequence(spec, x, s, part) for x, part in ((q, s.rows), (k, s.keys), (v, s.keys)))
         result = how(one(spec, s), *operands, params, captured(spec, s, tensors), scale)
         yield s, (result[0], result[1])
+
+
+def attention_backward(
+    spec: AttentionSpec,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    do: Tensor,
+    dlse: Tensor | None,
+    lengths: Mapping[str, Tensor | None],
+    params: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
+    scale: float | Tensor | None = None,
+    wanted: Collection[str] | None = None,
+) -> Gradients:
+    """Gradients of a ragged call by `backward.attention_backward`, sequence by sequence; zeros in what is of none.
+
+    Shapes: as `attention`; o and lse are its results. Captured tensors are summed in fp32 or float64.
+    """
+    given = tensors or {}
+    dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
+    learned = [t.name for t in spec.tensors if t.grad and (wanted is None or t.name in wanted)]
+    totals = {n: torch.zeros_like(given[n], dtype=torch.promote_types(given[n].dtype, torch.float32)) for n in learned}
+    for s in sequences(spec, q, k, lengths):
+        rows, keys = s.rows, s.keys
+        found = one_backward(
+            one(spec, s),
+            of_sequence(spec, q, s, rows),
+            of_sequence(spec, k, s, keys),
+            of_sequence(spec, v, s, keys),
+            of_sequence(spec, o, s, rows),
+            rows_of(spec, lse, s),
+            of_sequence(spec, do, s, rows),
+            None if dlse is None else rows_of(spec, dlse, s),
+            params,
+            captured(spec, s, given),
+            scale,
+            wanted,
+        )
+        for whole, part, x in ((dq, rows, found.dq), (dk, keys, found.dk), (dv, keys, found.dv)):
+            if x is not None:
+                of_sequence(spec, whole, s, part).copy_(x)
+        views = captured(spec, s, {**given, **totals})
+        for name in learned:
+            views[name] += found.captured[name]
+    asked = {"q", "k", "v"} if wanted is None else wanted
+    return Gradients(
+        dq=dq if "q" in asked else None,
+        dk=dk if "k" in asked else None,
+        dv=dv if "v" in asked else None,
+        captured={n: x.to(given[n].dtype) for n, x in totals.items()},
+        segments={},
+    )

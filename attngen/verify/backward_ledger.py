@@ -133,7 +133,14 @@ def wanted(plan_set: BackwardPlanSet) -> Events:
     for kernel in kernels_of(plan_set.plans[0].mask.form)[-1:]:
         methods[f"fill_{kernel}"] = _count("grid launch")
     # Of a cluster, and where tiles wait for others, the first one, too.
-    methods["load"] = _count(*("next_tile",) * (2 if splits or deterministic else 1))
+    if plan_set.spec.layout.is_ragged and splits:  # numbers that no tile has are passed over
+        methods["load"] = _count("next_tile", "next_tile")
+        methods["draw"] = _count("handed_out atomic_add relaxed gpu")
+        methods["take_ticket"] -= methods["draw"]
+    elif plan_set.spec.layout.is_ragged:
+        methods["next_there"] = _count("next_tile", "next_tile")
+    else:
+        methods["load"] = _count(*("next_tile",) * (2 if splits or deterministic else 1))
     if not splits:
         methods["next_tile"] = _count("handed_out atomic_add relaxed gpu")
     methods["tell"] = _count("rings.walk wait_free", "rings.walk.full arrive")

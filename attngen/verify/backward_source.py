@@ -267,7 +267,8 @@ _KV_ORDER = {
 
 def _turns(methods: Mapping[str, ast.FunctionDef], plan_set: BackwardPlanSet) -> Iterator[str]:
     """KV tiles are handed out in the plan's order, and add in that order: in another one a call never ends."""
-    order, serpentine = plan_set.plans[0].schedule.kv_order, plan_set.plans[0].schedule.serpentine
+    order = plan_set.plans[0].schedule.kv_order
+    serpentine = plan_set.plans[0].schedule.serpentine and not plan_set.spec.layout.is_ragged
     if ("descends" in methods) != serpentine:
         yield f"{CLASS}: a {'straight' if serpentine else 'serpentine'} walk, the plan says the other one"
     places, mapped = list(zip(("tile_coords", "turn"), _KV_ORDER[order], strict=True)), plan_set.plans[0].mask.map

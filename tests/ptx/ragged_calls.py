@@ -8,15 +8,17 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from ptxcheck.compile import compile_module
+from ptxcheck.compile import compile_module, compiled, load_text
 from ptxcheck.launch import check
 from ptxcheck.report import Report
 
 from attngen import samples
+from attngen.emit.backward import emit_backward
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
 from attngen.jit.scale import Scale
 from attngen.ref import dense, ragged
+from attngen.search_backward import plan_backward
 
 Tensor = torch.Tensor
 NAN = math.nan
@@ -64,6 +66,37 @@ class Call:
         wide = [x.double() for x in self.qkv]
         return ragged.attention(self.spec, *wide, self.lengths, self.params, self.tensors, how=dense.attention)
 
+    def row_tiles(self, tile_m: int) -> int:
+        """Query tiles of a head that a workspace holds."""
+        q = self.qkv[0]
+        if self.varlen:
+            return q.shape[0] // tile_m + len(self.lengths["cu_seqlens_q"])
+        return q.shape[0] * -(-q.shape[1] // tile_m)
+
+    def saved(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """O and LSE as a forward saves them, and the gradients that come back; those of no sequence are NaN."""
+        q = self.qkv[0]
+        o, lse = self.expected()
+        g = torch.Generator().manual_seed(7)
+        do, dlse = torch.randn(o.shape, generator=g).to(q.dtype), torch.randn(lse.shape, generator=g)
+        o, do = o.to(q.dtype), do.clone()
+        lost = q.isnan().any(-1).any(-1)
+        do[lost] = o[lost] = NAN
+        return o, lse.float(), do, torch.where((lost if self.varlen else lost[:, None]).expand(lse.shape), NAN, dlse)
+
+    def autograd(self, kind: torch.dtype) -> list[Tensor]:
+        """dq, dk, dv by torch's autograd of the dense meaning, or of torch code in the operands' dtype."""
+        _, _, do, dlse = self.saved()
+        leaves = [x.detach().to(kind).requires_grad_() for x in self.qkv]
+        how = dense.attention if kind is torch.float64 else dense.same_dtype
+        out, lse = ragged.attention(self.spec, *leaves, self.lengths, self.params, self.tensors, how=how)
+        there = lse != -math.inf
+        loss = (out * do.nan_to_num(0.0).to(out.dtype)).sum() + (lse[there] * dlse[there].nan_to_num(0.0)).sum()
+        if not loss.requires_grad:
+            return [torch.zeros_like(x) for x in leaves]
+        found = torch.autograd.grad(loss, leaves, allow_unused=True)
+        return [torch.zeros_like(x) if g is None else g for g, x in zip(found, leaves, strict=True)]
+
     def run(
         self, module: ModuleType, plan: int = 0, *, workers: int = 3, **options: Any
     ) -> tuple[Tensor, Tensor, Report]:
@@ -96,3 +129,53 @@ class Call:
         same = torch.where(lse == want_lse, 0.0, lse - want_lse)
         assert not same.isnan().any() and same.abs().max() < 2e-3, f"LSE is off by {same.abs().max()}"
         return o, lse
+
+
+class Gradients:
+    """A compiled backward of a ragged spec, and calls of it."""
+
+    def __init__(self, spec: AttentionSpec, tile: str = "") -> None:
+        plans = plan_backward(spec, captured=())
+        if tile:
+            plans = plans.replace(plans=tuple(p for p in (*plans.plans, *plans.others) if p.name == tile))
+        self.spec = spec
+        self.module = load_text(emit_backward(plans).text, f"{spec.name}_bwd")
+        self.code = compiled(self.module, "backward", lambda options: self.module.compile_backward(0, options))
+
+    def verify(self, call: Call, *, seeds: Sequence[int] = (0,), workers: int = 132, parts: int = 1) -> list[Tensor]:
+        """dq, dk, dv without a fault, by the error rule: twice torch's error in the same dtype, and two ulps."""
+        exact, plain = (call.autograd(kind) for kind in (torch.float64, torch.bfloat16))
+        for seed in seeds:
+            found = self.run(call, seed, workers, parts)
+            for name, got, want, other in zip(("dq", "dk", "dv"), found, exact, plain, strict=True):
+                assert got.isfinite().all(), f"{name} is not finite, or was not written"
+                error = float((got.double() - want).abs().max()) if got.numel() else 0.0
+                allowed = 2 * float((other.double() - want).abs().max()) + 2 * 2**-8 * float(want.abs().max())
+                assert error <= allowed, f"{name} is off by {error:.3e}, allowed {allowed:.3e}"
+                assert (got[want == 0] == 0).all() or not (want == 0).any()
+        return found
+
+    def run(self, call: Call, seed: int = 0, workers: int = 132, parts: int = 1) -> list[Tensor]:
+        """One call, outputs full of NaN before it."""
+        report = self.report(call, seed=seed, workers=workers, parts=parts)
+        assert not report.faults, str(report)
+        dq, *sums = self.outputs
+        return [dq, *(x.unflatten(-2, (-1, parts)).sum(-2).to(x.dtype) if parts > 1 else x for x in sums)]
+
+    def report(self, call: Call, *, workers: int = 132, parts: int = 1, **options: Any) -> Report:
+        """What the checker says of one call; its results are `outputs`."""
+        q, k, v = call.qkv
+        plan = self.module.ATTN_META["backward"]["plans"][0]
+        tiles = call.row_tiles(plan["tile_m"])
+        workspace = torch.full((q.shape[-2] * tiles * plan["workspace_per_tile"],), NAN)
+        o, lse, do, dlse = call.saved()
+        shapes = [q.shape, *((*x.shape[:-2], parts * x.shape[-2], x.shape[-1]) for x in (k, v))]
+        self.outputs = [torch.full(s, NAN, dtype=q.dtype) for s in shapes]
+        tail = (*call.params.values(), *call.lengths.values(), *call.tensors.values())
+        scale = Scale(self.spec)
+        value = scale.default if scale.default == scale.default else scale.of((*call.params.values(),))
+        names = ["q", "k", "v", "o", "do", "lse", "dlse", "dq", "dk", "dv", "workspace", "softmax_scale", "workers"]
+        return check(
+            self.code, q, k, v, o, do, lse, dlse, *self.outputs, workspace, value, workers, *tail,
+            names=[*names, *call.params, *call.lengths, *call.tensors], **options,
+        )  # fmt: skip

@@ -12,13 +12,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import attngen
 from attngen.diag.diagnostic import AttnError
+from attngen.emit.backward import emit_backward
 from attngen.emit.module import emit
 from attngen.jit import launch
+from attngen.jit.backward import Variant
 from attngen.jit.cache import KernelCache
 from attngen.jit.device import DeviceState
 from attngen.jit.kernel import Attention
 from attngen.ref import blockwise, ragged
 from attngen.search import plan
+from attngen.search_backward import plan_backward
 from attngen.syntax import load_spec
 
 SPEC = """attn 1
@@ -203,3 +206,60 @@ def test_traced() -> None:
     q4 = torch.randn(2, 6, 4, 64).to(BF16)
     compiled = torch.compile(lambda x: padded(x, x, x, shift=torch.zeros(2, 4)), backend="eager", fullgraph=True)
     assert torch.equal(compiled(q4), padded(q4, q4, q4, shift=torch.zeros(2, 4)))
+
+
+LEARNED = load_spec(SPEC.format(layout="varlen").replace("[batch, heads_q]", "[batch, heads_q] grad"))
+
+
+def test_cpu_gradients() -> None:
+    attention = attngen.build(LEARNED)
+    q, k, v = (x.requires_grad_() for x in varlen())
+    lengths = {"cu_seqlens_q": starts(3, 0, 5), "cu_seqlens_kv": starts(4, 2, 5)}
+    shift = torch.randn(3, 4, requires_grad=True)
+    o, lse = attention(q, k, v, **lengths, shift=shift, return_lse=True)
+    (o.float().sum() + lse.sum()).backward()
+    dense = [x.detach().double().requires_grad_() for x in (q, k, v, shift)]
+    o, lse = ragged.attention(LEARNED, *dense[:3], lengths, {"scaled": 1.0}, {"shift": dense[3]})
+    (o.sum() + lse.sum()).backward()
+    for got, want in zip((q, k, v, shift), dense, strict=True):
+        assert (got.grad.double() - want.grad).abs().max() < 0.05 * want.grad.abs().max()
+    compiled = torch.compile(lambda *x: attention(*x, **lengths, shift=shift), backend="aot_eager", fullgraph=True)
+    again = [x.detach().requires_grad_() for x in (q, k, v)]
+    compiled(*again).float().sum().backward()
+    assert all(x.grad is not None and x.grad.shape == x.shape for x in again)
+
+
+def test_backward_launch(attach: Any) -> None:
+    """Workspace by whole tiles of each sequence; lengths among the arguments; captured gradients by the reference."""
+    attention, _ = attach(LEARNED)
+    asked: list[tuple[str, ...]] = []
+    make = attention.backward._make
+    assert make is None
+
+    def made(names: tuple[str, ...]) -> Any:
+        asked.append(names)
+        return emit_backward(plan_backward(LEARNED, captured=names))
+
+    attention.backward._make = made
+    source = attention.backward.source_of(())
+    plan_ = source.meta["backward"]["plans"][0]
+    calls: list[tuple[Any, ...]] = []
+    variant = Variant(
+        functions=(lambda *a: calls.append(a),), tile_m=(plan_["tile_m"],), tile_n=plan_["tile_n"], cluster=1,
+        workspace=(plan_["workspace_per_tile"],), limits=(), rows=(), learned=(), referenced=("shift",), varies=False,
+        tables=None,
+    )  # fmt: skip
+    attention.backward.variants[(True, True, True, True)] = variant
+    q, k, v = varlen()
+    cu_q, cu_kv, shift = starts(3, 0, 5), starts(4, 2, 5), torch.zeros(3, 4)
+    o, lse = torch.randn(8, 4, 64).to(BF16), torch.zeros(4, 8)
+    ready = attention.launcher.ready[-1]
+    found = attention.backward.run(
+        ready, (True,) * 4, q, k, v, o, lse, torch.ones_like(o), None, (1.0,), (cu_q, cu_kv, shift), None
+    )
+    (given,) = calls
+    workspace, _, workers, scaled, a, b, bias = given[10:]
+    assert workspace.numel() == 4 * (8 // plan_["tile_m"] + 4) * plan_["workspace_per_tile"]
+    assert (workers, scaled) == (132, 1.0) and a is cu_q and b is cu_kv and bias is shift
+    assert given[7].shape == q.shape and found[3].shape == (3, 4) and asked == [()]
+    assert attention.backward.reduced() == {"shift"}

@@ -113,3 +113,29 @@ def test_missing_seqused_is_full() -> None:
     parts = ragged.sequences(spec, c["q"], c["k"], {"seqused_kv": torch.tensor([1, 2, 3, 4, 50])})
     assert [s.rows for s in parts] == [slice(0, 11)] * 5
     assert [s.keys.stop for s in parts] == [1, 2, 3, 4, 10]
+
+
+@pytest.mark.parametrize("layout", ["varlen", "padded"])
+def test_gradients(layout: str) -> None:
+    """Against autograd of the dense meaning; what belongs to no sequence gets zeros."""
+    spec, c = load_spec(SPEC.format(layout=layout)), call(layout)
+    leaves = {n: c[n].clone().requires_grad_() for n in "qkv"}
+    learned = {n: c["tensors"][n].clone().requires_grad_() for n in ("sinks", "bias", "gain")}
+    arguments = {**c, **leaves, "tensors": {**c["tensors"], **learned}}
+    o, lse = ragged.attention(spec, **arguments)
+    g = torch.Generator().manual_seed(9)
+    do, dlse = (torch.randn(x.shape, generator=g, dtype=torch.float64) for x in (o, lse))
+    there = lse != -math.inf
+    loss = (o * do).sum() + (lse[there] * dlse[there]).sum()
+    want = torch.autograd.grad(loss, [*leaves.values(), *learned.values()])
+    found = ragged.attention_backward(
+        spec, c["q"], c["k"], c["v"], o.detach(), lse.detach(), do, dlse, c["lengths"], c["params"], c["tensors"]
+    )
+    got = [found.dq, found.dk, found.dv, *(found.captured[n] for n in learned)]
+    for name, x, y in zip([*leaves, *learned], got, want, strict=True):
+        assert torch.allclose(x, y, atol=1e-9), name
+    part = ragged.attention_backward(
+        spec, c["q"], c["k"], c["v"], o.detach(), lse.detach(), do, None, c["lengths"], c["params"], c["tensors"],
+        wanted={"k", "gain"},
+    )  # fmt: skip
+    assert part.dq is None and part.dv is None and set(part.captured) == {"gain"} and part.dk is not None
