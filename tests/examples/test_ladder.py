@@ -62,11 +62,7 @@ REFUSED = {
     "mla_decode": {"head_dim = 576", "v = 512", "layout paged"},
 }
 #: Blocks with a forward kernel whose backward is refused.
-NO_BACKWARD = {
-    "modernbert_unpadded": {"layout varlen"},
-    "modernbert_unpadded_global": {"layout varlen"},
-    "padded_decode": {"layout padded"},
-}
+NO_BACKWARD: dict[str, set[str]] = {}
 
 
 def reasons(messages: list[str]) -> set[str]:
