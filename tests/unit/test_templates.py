@@ -196,7 +196,7 @@ def test_spelling(file: Path) -> None:
     text = file.read_text()
     assert "{%" not in text and "{#" not in text
     assert all("|" not in inside for inside in re.findall(r"\{\{(.*?)\}\}", text)), "a filter"
-    assert len(text.splitlines()) <= (450 if file.parent.name == "kernel" else 290)
+    assert len(text.splitlines()) <= (450 if file.parent.name == "kernel" else 300)
     assert max(len(line) for line in text.splitlines()) <= 120
     assert text.endswith("\n") and "\t" not in text
 
@@ -232,7 +232,8 @@ def test_every_template_is_used() -> None:
 def test_shared_macros_are_known() -> None:
     """Both directions share what these files hold, and each has more of its own."""
     forward, backward = (reached(skeleton) for skeleton in SKELETONS)
-    hosts, prims = ("selfcheck", "selfcheck_ragged"), ("device", "elements", "ragged", "tables", "tile_map", "tile_walk")
+    hosts = ("selfcheck", "selfcheck_ragged")
+    prims = ("device", "elements", "ragged", "tables", "tile_map", "tile_walk")
     parts = [f"host/{x}" for x in hosts] + [f"prim/{x}" for x in prims]
     assert {name for name, _ in forward & backward} == {f"{p}.py.jinja" for p in parts}
     assert forward - backward and backward - forward
