@@ -58,6 +58,7 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         gains=captured.gains,
         has_captured=has_captured,
         keeps_score=has_captured and gradient.keeps_score,
+        keeps_own_score=has_captured and gradient.keeps_score and not c.splits_operands,
         columns=captured.columns,
         rows=captured.rows,
         elements=captured.elements,

@@ -355,6 +355,7 @@ class BackwardView(CommonView):
     gains: tuple[Output, ...]
     has_captured: bool
     keeps_score: bool
+    keeps_own_score: bool
     columns: tuple[Gain, ...]
     rows: tuple[Gain, ...]
     elements: tuple[Gain, ...]

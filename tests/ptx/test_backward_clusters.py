@@ -83,6 +83,21 @@ def test_captured_sums() -> None:
     verify(made, call(spec, Shape(1, 2, 1, 90, 131)))
 
 
+@pytest.mark.parametrize(
+    ("d", "clauses"),
+    [
+        (160, "tensor t: f32[batch, seqlen_q] grad\n  score = s * t[b, q_idx]"),
+        (200, "tensor t: f32[batch, seqlen_kv] grad\n  score = s * t[b, kv_idx] + 0.1 * s * s"),
+        (256, "tensor t: f32[heads_q] grad\n  score = t[h] * tanh(s / t[h])"),
+    ],
+)
+def test_captured_sums_that_read_the_score(d: int, clauses: str) -> None:
+    """The warpgroup of dK computes S once more."""
+    made = kernels(spec := written(d, f"{clauses}\n  {CAUSAL}"), captured=("t",))
+    assert made.plans.plans[0].compute.splits_operands
+    verify(made, call(spec, Shape(1, 2, 1, 70, 150)))
+
+
 # ---- what is missing is found ----------------------------------------------------------------------------------------
 
 EDITS = {

@@ -167,19 +167,24 @@ def test_e0402_of_a_deterministic_gradient_that_many_pairs_add_to() -> None:
     assert plan_backward(written(64, 64, SLOPES + DETERMINISTIC), captured=("x",)).deterministic
 
 
-def test_e0403_names_the_nearest_candidates_and_all_other_reasons() -> None:
-    (fault,) = refused(written(256, 256, SLOPES), captured=("x",))
-    assert (fault.code, fault.message) == ("E0403", "no backward plan fits sm_90a for head dims 256 and 256")
+@pytest.mark.parametrize("clauses", [SLOPES, "tensor x: f32[batch, seqlen_q] grad\n  score = s * s * x[b, q_idx]"])
+def test_captured_gradients_that_read_the_score_have_a_plan_at_every_head_dim(clauses: str) -> None:
+    for d, dv in DIMS:
+        (p,) = plan_backward(written(d, dv, clauses), captured=("x",)).plans
+        assert faults(p) == [], f"{d} {dv}"
+
+
+def test_e0403_names_the_nearest_candidates_and_their_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sm90.REGISTERS, 2, (24, 184))
+    (fault,) = refused(written(200, 200, SLOPES), captured=("x",))
+    assert (fault.code, fault.message) == ("E0403", "no backward plan fits sm_90a for head dims 200 and 200")
     assert [n.split(":")[0] for n in fault.notes[:3]] == [
-        f"{tile} was rejected by compute" for tile in ("32x128", "48x128", "64x128")
+        f"{tile} was rejected by compute" for tile in ("64x2x64", "112x128", "96x128")
     ]
-    assert fault.notes[3:] == (
-        "8 candidates were tried and rejected; "
-        "a captured gradient that reads the score: it is with the other warpgroup",
-    )
+    assert "dQ^T = K^T dS^T takes head_dim_qk in multiples of 64, not 208" in fault.notes[1]
+    assert fault.notes[3:] == ("8 candidates were tried and rejected",)
     assert fault.helps == ("gradients of this spec are computed on CPU tensors",)
     assert shown(fault) == "attention a"
-    assert plan_backward(written(256, 256, SLOPES)).plans
 
 
 @pytest.mark.parametrize("code", ["E0401", "E0402", "E0403"])

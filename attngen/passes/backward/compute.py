@@ -89,11 +89,8 @@ def plan_compute(
         extra = min(extra, candidate.for_expressions)
     sums = max(qk, v) // 2 if splits else (qk + v) // 2
     dq = m * qk // (128 * WARPGROUPS * (2 if splits else 1))  # fp32 words of a thread
-    keeps = bool(gradient.in_kernel) and gradient.keeps_score
-    if keeps and splits:
-        return Reject("compute", "a captured gradient that reads the score: it is with the other warpgroup", 2.0)
-    if keeps:
-        extra += m // 2  # S itself, for the derivatives
+    if gradient.in_kernel and gradient.keeps_score and not splits:
+        extra += m // 2  # S itself, for the derivatives (with split operands it takes the place of P)
     scores = sums + m + extra  # S and dP; or dP and P
     overlapped = sums + (m // 4 if splits else m // 2) + dq  # P and dS packed, operands of dV and dK that still run
     room = sm90.REGISTERS[WARPGROUPS][1] - sm90.REGISTER_OVERHEAD
