@@ -28,6 +28,12 @@ def function(mask: Any) -> tuple[Mod, dict[str, int]]:
     return (mod if _redundant(mask, mod) else _listed(mask, mod)), sizes
 
 
+def sizes(mask: Any) -> tuple[int, int]:
+    """Rows and keys of one block."""
+    q, kv = mask.BLOCK_SIZE
+    return int(q), int(kv)
+
+
 def _maps(mask: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(partial, full): bool (B, H, row blocks, column blocks), true for a block that is listed."""
     blocks = -(-mask.seq_lengths[1] // mask.BLOCK_SIZE[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -17,8 +18,9 @@ from attngen.importers.imported import Imported, identifier, refused
 from attngen.importers.trace import Trace, standin
 from attngen.importers.value import FALSE, TRUE, Untraceable, Value, as_float, both, dead_of, negated
 from attngen.ir.expr import Atom, Const, Expr, Param, atom, params_of, walk
-from attngen.ir.spec import ParamDecl
+from attngen.ir.spec import BlockSparse, ParamDecl
 from attngen.ir.types import KNOWN_DIMS, Type
+from attngen.passes.advice import element_wise
 
 #: Constants from here down are masks in disguise.
 _VERY_NEGATIVE = -1e4
@@ -59,7 +61,8 @@ def from_flex(
         score_mod, mask_mod: as flex_attention and create_block_mask take them; partials, closures, methods, and_masks
             and or_masks too.
         block_mask: a BlockMask in place of mask_mod. Its function is the mask; where its block lists say less than the
-            function (or there is none), they become a captured tensor.
+            function (or there is none), they become a captured tensor. A mask that is no interval of keys is walked by
+            blocks of the BlockMask's size (`block_sparse`).
         scale: of flex_attention; None is 1 / sqrt(head_dim).
         params: captured Python numbers that stay run-time values: names, or `{"window": {"minimum": 1}}` with bounds.
         sorted: captured tensors whose last axis never decreases, by name (document ids): a promise that lets
@@ -70,10 +73,12 @@ def from_flex(
 
     Raises: AttnError E0701 to E0706 (what cannot be traced, with the place in the function), E01xx to E03xx.
     """
+    blocks: tuple[int, int] | None = None
     if block_mask is not None:
         if mask_mod is not None:
             raise refused("block_mask", "given beside mask_mod", "give one of them: a BlockMask holds its mask_mod")
         mask_mod, extents = lists.function(block_mask)
+        blocks = lists.sizes(block_mask)
         sizes = {**extents, **(sizes or {})}
     for axis in {*(sizes or {})} - {*KNOWN_DIMS}:
         raise refused(f"sizes: `{axis}`", "is no axis", f"the axes are {', '.join(KNOWN_DIMS)}")
@@ -98,7 +103,7 @@ def from_flex(
             "a large negative score hides a key, and every tile is still computed: -inf in its place, or a mask_mod, "
             "takes keys out, and rows that keep nothing become 0"
         )
-    return _finished(
+    found = _finished(
         trace,
         name or _name_of(mask_mod, score_mod),
         None if isinstance(score.expr, Atom) and score.expr.name == "s" else score.expr,
@@ -107,6 +112,16 @@ def from_flex(
         sorted,
         {"head_dim": head_dim, "head_dim_v": head_dim_v, "scale": scale, "dtype": dtype, "layout": layout, **options},
     )
+    return found if blocks is None else _skipping(found, blocks)
+
+
+def _skipping(found: Imported, blocks: tuple[int, int]) -> Imported:
+    """With a walk by blocks of a BlockMask's size where intervals of keys do not say its mask: what it was made for."""
+    if not element_wise(found.spec):
+        return found
+    q, kv = blocks
+    note = f"block_sparse: the GPU finds the blocks of {q} x {kv} that the mask keeps, in each call"
+    return replace(found, spec=found.spec.replace(block_sparse=BlockSparse(q=q, kv=kv)), notes=(*found.notes, note))
 
 
 def _condition(value: Value, function: object) -> Value:

@@ -16,7 +16,10 @@ from torch.nn.attention import flex_attention as flex
 import attngen
 from attngen.diag.diagnostic import AttnError
 from attngen.importers import Imported
+from attngen.ir.spec import BlockSparse
+from attngen.ref import interp
 from attngen.ref.dense import attention_bhsd
+from attngen.search import plan
 from attngen.syntax import load_spec
 
 BATCH, HEADS, LENGTH = 2, 4, 37
@@ -363,7 +366,28 @@ def test_an_index_that_may_be_negative_is_noted() -> None:
 def test_a_block_mask_is_its_function(block: Any) -> None:
     blocks = flex.create_block_mask(MASKS["packed"], BATCH, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=block)
     found = attngen.from_flex(block_mask=blocks, head_dim=8)
-    assert found.spec == attngen.from_flex(mask_mod=MASKS["packed"], head_dim=8).spec
+    q, kv = (block, block) if isinstance(block, int) else block
+    assert found.spec.block_sparse == BlockSparse(q=q, kv=kv)  # ids of no promise: no interval of keys
+    assert found.spec.replace(block_sparse=None) == attngen.from_flex(mask_mod=MASKS["packed"], head_dim=8).spec
+    assert load_spec(found.text) == found.spec and "block_sparse" in found.notes[-1]
+
+
+def test_a_block_mask_that_intervals_say_needs_no_blocks() -> None:
+    blocks = flex.create_block_mask(causal, None, None, LENGTH, LENGTH, device="cpu")
+    found = attngen.from_flex(block_mask=blocks, head_dim=8)
+    assert found.spec.block_sparse is None and found.notes == ()
+
+
+def test_a_walk_by_blocks_keeps_what_the_block_mask_keeps() -> None:
+    """The kernel's plans, tile by tile, against FlexAttention."""
+    blocks = flex.create_block_mask(MASKS["packed"], BATCH, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=128)
+    found = attngen.from_flex(block_mask=blocks, head_dim=8)
+    plans = plan(found.spec)
+    q, k, v = (randn(BATCH, HEADS, LENGTH, 8, dtype=torch.float64) for _ in range(3))
+    want = flex.flex_attention(q, k, v, block_mask=blocks).transpose(1, 2)
+    for p in plans.plans:
+        o, _, _ = interp.run(p, plans.spec, *(x.transpose(1, 2) for x in (q, k, v)), {}, found.tensors)
+        torch.testing.assert_close(o, want, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("full", [False, True])
