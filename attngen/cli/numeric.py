@@ -62,6 +62,10 @@ def verify_spec(
     from attngen.passes.selected import BLOCKS, is_selected
     from attngen.ref import dense
 
+    if spec.layout.is_ragged:
+        from attngen.cli import ragged
+
+        return ragged.verify(spec, shape, params, target=target, seed=seed, with_gpu=with_gpu)
     case = f"{shape.seqlen_q}x{shape.seqlen_kv}"
     q, k, v = samples.qkv(spec, shape, seed=seed)
     arguments: dict[str, Any] = {"params": dict(params), "tensors": samples.tensors(spec, shape, seed=seed)}

@@ -1,0 +1,40 @@
+"""`attngen run` of ragged layouts: every execution beside the dense meaning of each sequence."""
+
+from __future__ import annotations
+
+import torch
+
+from attngen import samples
+from attngen.cli import ragged
+from attngen.cli.numeric import verify_spec
+from attngen.syntax import load_spec
+
+SPEC = """attn 1
+"A mask and a score that know the sequence."
+attention known {{
+  head_dim = 16
+  layout = {layout}
+  tensor reach: i32[batch]
+  tensor bias: f32[heads_q, seqlen_kv]
+  score = s + bias[h, kv_idx]
+  mask = kv_idx <= q_pos + reach[b]
+}}
+"""
+
+
+def test_outcomes() -> None:
+    for layout in ("varlen", "padded"):
+        spec = load_spec(SPEC.format(layout=layout))
+        outcomes = verify_spec(spec, samples.Shape(3, 4, 2, 30, 70), {}, target="sm_90a", with_gpu=False)
+        assert len(outcomes) >= 2 and outcomes[0].what == "CPU reference" and outcomes[1].what.startswith("plan")
+        assert not [o for o in outcomes if o.failed or o.skipped], outcomes
+
+
+def test_what_belongs_to_no_sequence_is_nan() -> None:
+    spec = load_spec(SPEC.format(layout="varlen"))
+    (q, k, _), lengths, tensors = ragged.call(spec, samples.Shape(3, 4, 2, 30, 70), 5)
+    assert len(lengths["cu_seqlens_q"]) == 4 and lengths["cu_seqlens_q"].dtype == torch.int32
+    for x, n in zip((q, k), lengths.values(), strict=True):
+        end = int(n[-1])
+        assert x.shape[0] > end and x[:end].isfinite().all() and x[end:].isnan().all()
+    assert tensors["bias"].shape == (4, k.shape[0]) and tensors["reach"].shape == (3,)
