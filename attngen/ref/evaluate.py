@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from attngen.diag.diagnostic import error
-from attngen.ir.expr import Apply, Const, Expr, Load
+from attngen.ir.expr import Apply, Const, Expr, Load, atoms_of
 from attngen.ir.functions import FUNCTIONS
 from attngen.ir.types import Type
 
@@ -81,7 +81,7 @@ class _Evaluation:
         if self.clamp:
             indices = [i.clamp(0, max(n - 1, 0)) for i, n in zip(indices, source.shape, strict=True)]
         else:
-            indices = [_checked(e, axis, i, source.shape[axis], active) for axis, i in enumerate(indices)]
+            indices = [_checked(e, axis, i, source.shape[axis], active, self.env) for axis, i in enumerate(indices)]
         if source.numel() == 0:  # nobody reads it, or _checked had raised
             out = source.new_zeros(sum(indices[1:], indices[0]).shape)
         else:
@@ -93,7 +93,9 @@ def _both(a: Tensor | None, b: Tensor) -> Tensor:
     return b if a is None else a & b
 
 
-def _checked(e: Load, axis: int, index: Tensor, extent: int, active: Tensor | None) -> Tensor:
+def _checked(
+    e: Load, axis: int, index: Tensor, extent: int, active: Tensor | None, env: Mapping[str, Tensor]
+) -> Tensor:
     """`index` with 0 where nobody reads it."""
     wrong = (index < 0) | (index >= extent)
     if not bool(wrong.any()):
@@ -111,6 +113,17 @@ def _checked(e: Load, axis: int, index: Tensor, extent: int, active: Tensor | No
         f"index {first} is outside axis {axis} of tensor `{e.tensor}`, which has {extent} elements",
         at=e.span,
         label=f"axis {axis} is read at {first}",
-        notes=(f"{bad.numel()} of {read.numel()} elements that the mask keeps or needs are outside",),
+        notes=(
+            f"{bad.numel()} of {read.numel()} elements that the mask keeps or needs are outside"
+            + _where(e.indices[axis], read, env),
+        ),
         helps=("pass a tensor that covers every index, or clamp the index in the spec",),
     )
+
+
+def _where(index: Expr, read: Tensor, env: Mapping[str, Tensor]) -> str:
+    """`, the first at h 1, q_idx 3`: what the index reads, at the first element that is read outside."""
+    first = tuple(int(i) for i in read.nonzero()[0])
+    names = [n for n in ("b", "h", "h_kv", "q_idx", "q_pos", "kv_idx", "d") if n in atoms_of(index) and n in env]
+    values = [f"{n} {int(torch.broadcast_to(env[n], read.shape)[first])}" for n in names]
+    return f", the first at {', '.join(values)}" if values else ""

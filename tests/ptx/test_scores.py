@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import backward_calls
 import pytest
 import torch
 from ptxcheck.compile import compile_spec
@@ -90,3 +91,19 @@ def test_a_bit_is_what_its_word_says() -> None:
     found = FUNCTIONS["bit"].dense(word, i)
     assert found[0].nonzero().flatten().tolist() == [0, 2, 31, 32, 34, 63, 64, 66, 95]
     assert found[1].all() and not found[2].any() and found[3].sum() == 3
+
+
+OUTSIDE = "tensor x: f32[heads_q, 9] grad\n  tensor y: bf16[seqlen_kv]\n  score = s + x[h, {}] + y[{}]"
+
+
+def test_an_index_outside_reads_the_end_and_adds_there() -> None:
+    """Without `check=True` nothing is read or added past a tensor: the checker knows every array's bounds."""
+    text = "attn 1\nattention a {{\n  head_dim = 64\n  {}\n}}\n"
+    loose = load_spec(text.format(OUTSIDE.format("q_idx - kv_idx", "kv_idx + 40")))
+    held = load_spec(
+        text.format(OUTSIDE.format("clamp(q_idx - kv_idx, 0, 8)", "clamp(kv_idx + 40, 0, seqlen_kv - 1)"))
+    )
+    module, _ = compile_spec(loose)
+    verify(held, module, 0, Shape(1, 2, 1, 70, 70), 0)
+    made = backward_calls.kernels(loose, captured=("x",))
+    backward_calls.verify(made, backward_calls.call(held, Shape(1, 2, 1, 70, 70)))

@@ -56,6 +56,7 @@ def test_index_outside() -> None:
     (d,) = fault.value.diagnostics
     assert d.code == "E0650" and "index 4 is outside axis 1 of tensor `flag`, which has 4 elements" in d.message
     assert d.primary is not None and d.primary.span == span
+    assert d.notes[0].endswith("are outside, the first at kv_idx 4")
     with pytest.raises(AttnError, match="index -2"):
         value(load("start", K - P), {"start": torch.zeros(5, dtype=torch.int32)})
 
