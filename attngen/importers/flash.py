@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attngen.importers.draft import Draft, no_dropout, vector
-from attngen.importers.imported import Imported, refused
+from attngen.importers.imported import Imported, declared, refused
 
 if TYPE_CHECKING:
     import torch
@@ -52,13 +52,17 @@ def from_flash(
     - cu_seqlens_q, cu_seqlens_k (sequences + 1): packed sequences, called as one batch element: q (1, total_q, H, D),
       k and v (1, total_k, H, D). Each row's first key, end of keys and diagonal become captured tensors of total_q
       ints, so that other lengths are other tensors of the same spec. Without cu_seqlens_k it is cu_seqlens_q.
+    - layout="varlen" or "padded": the lengths go to the call instead, which takes q, k and v as flash_attn_varlen_func
+      does, (total, H, D), or padded, (B, S, H, D); they are among `tensors`, and the mask says nothing of them.
 
     Raises: AttnError E0706 (dropout, arguments that contradict each other), E0705 (dtypes), E01xx to E03xx.
     """
     no_dropout("dropout_p", dropout_p)
     draft = Draft()
     rows: torch.Tensor | None = None
-    if cu_seqlens_q is not None or cu_seqlens_k is not None:
+    if layout in ("varlen", "padded"):
+        position = _by_layout(draft, layout, (cu_seqlens_q, cu_seqlens_k), (seqused_q, seqused_k))
+    elif cu_seqlens_q is not None or cu_seqlens_k is not None:
         if seqused_q is not None or seqused_k is not None:
             raise refused("seqused_q, seqused_k", "given beside cu_seqlens", "give the lengths by cu_seqlens alone")
         position, rows = _packed(draft, cu_seqlens_q, cu_seqlens_k)
@@ -91,6 +95,27 @@ def _window(window: Sequence[int | None]) -> tuple[int | None, int | None]:
             raise refused("window_size", f"holds {str(side)[:40]}", "give whole numbers from 0 up, or -1 for no bound")
         bounds.append(None if side in (None, -1) else side)
     return bounds[0], bounds[1]
+
+
+def _by_layout(
+    draft: Draft, layout: str, starts: tuple[torch.Tensor | None, ...], used: tuple[torch.Tensor | None, ...]
+) -> str:
+    """Lengths that a call of a ragged layout takes, with its captured tensors; the position of a row."""
+    own, other, names = (starts, used, ("cu_seqlens_q", "cu_seqlens_k"))
+    if layout == "padded":
+        own, other, names = used, starts, ("seqused_q", "seqused_k")
+    if any(x is not None for x in other):
+        wanted = " and ".join(names)
+        raise refused(f"layout={layout!r}", "is given beside lengths of the other kind", f"give {wanted}")
+    if layout == "varlen" and own[0] is None:
+        raise refused("layout='varlen'", "is given without cu_seqlens_q", "give cu_seqlens_q, and cu_seqlens_k too")
+    for name, x in zip(names, own, strict=True):
+        if x is not None:
+            if x.dim() != 1 or x.is_floating_point():
+                raise refused(name, f"is {x.dtype} of shape {tuple(x.shape)}", "give int32 with one axis")
+            word = f"{name[:-1]}kv" if name.endswith("_k") else name
+            draft.given[word] = declared(word, x)[1]
+    return "q_pos"
 
 
 def _padded(draft: Draft, used_q: torch.Tensor | None, used_k: torch.Tensor | None) -> str:

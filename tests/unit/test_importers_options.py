@@ -16,6 +16,7 @@ from attngen.importers import Imported
 from attngen.importers.cudnn import alibi_slopes
 from attngen.ir.expr import tensors_of
 from attngen.passes.mask_form import mask_form
+from attngen.ref import ragged
 from attngen.ref.dense import attention
 from attngen.syntax import load_spec, print_expr
 
@@ -349,6 +350,9 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (attngen.from_flash, {"cu_seqlens_q": torch.tensor([0.0, 3.0])}, "float32"),
     (attngen.from_flash, {"cu_seqlens_q": INTS, "cu_seqlens_k": torch.tensor([0, 1, 2])}, "has 3 entries"),
     (attngen.from_flash, {"seqused_k": torch.zeros(2, 2, dtype=torch.int32)}, "shape (2, 2)"),
+    (attngen.from_flash, {"layout": "varlen", "seqused_k": INTS}, "lengths of the other kind"),
+    (attngen.from_flash, {"layout": "varlen"}, "without cu_seqlens_q"),
+    (attngen.from_flash, {"layout": "padded", "seqused_k": torch.zeros(2)}, "float32"),
     (attngen.from_sdpa, {"dropout_p": 0.1}, "no dropout"),
     (attngen.from_sdpa, {"is_causal": True, "attn_mask": INTS}, "beside attn_mask"),
     (attngen.from_sdpa, {"attn_mask": INTS}, "is torch.int32"),
@@ -375,3 +379,22 @@ def test_refused(build: Any, options: dict[str, Any], message: str) -> None:
         build(head_dim=64, **options)
     (found,) = caught.value.diagnostics
     assert found.code == "E0706" and message in found.message and found.helps
+
+
+def test_flash_lengths_by_layout() -> None:
+    """The same numbers as by a mask, from a call that takes the lengths."""
+    cu_q, cu_k = torch.tensor([0, 3, 3, 9]), torch.tensor([0, 5, 7, 20])
+    slopes = torch.rand(3, 2)
+    options: dict[str, Any] = {"head_dim": 8, "causal": True, "window_size": (3, 0), "alibi_slopes": slopes}
+    spec, tensors = attngen.from_flash(**options, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, layout="varlen")
+    assert spec.layout == "varlen" and {t.name for t in spec.tensors} == {"slopes"}
+    assert tensors["cu_seqlens_q"].dtype == tensors["cu_seqlens_kv"].dtype == torch.int32
+    q, k, v = (torch.randn(n, 2, 8, dtype=torch.float64) for n in (9, 20, 20))
+    lengths = {n: tensors[n] for n in ("cu_seqlens_q", "cu_seqlens_kv")}
+    o, _ = ragged.attention(spec, q, k, v, lengths, None, {"slopes": tensors["slopes"]})
+    packed, more = attngen.from_flash(**options, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+    want = attention(packed, q[None], k[None], v[None], tensors=more)
+    assert torch.allclose(o, want.o[0], atol=1e-10)
+    used = torch.tensor([2, 5])
+    spec, tensors = attngen.from_flash(head_dim=8, causal=True, seqused_k=used, layout="padded")
+    assert spec.layout == "padded" and tensors["seqused_kv"].tolist() == [2, 5] and not spec.tensors
