@@ -17,6 +17,8 @@ from attngen.verify import machine
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = [(f, s.name) for f in sorted((ROOT / "examples").glob("*.attn")) for s in load_all(f)]
+#: Bytes that a kernel with wide heads may store and load beside writing O before the epilogue, twice.
+SAVED_O_BUDGET = 64
 IN_EXAMPLES = {(f"{f.stem}", name) for f, name in EXAMPLES}
 
 pytestmark = [
@@ -33,7 +35,8 @@ def check(spec, folder: Path) -> None:
     for index, p in enumerate(plans.plans):
         code = machine.inspect_plan(kernel, index)
         where = f"{spec.name}, plan {p.name}"
-        assert code.spill_bytes == 0 and code.stack_bytes == 0, (
+        budget = SAVED_O_BUDGET if "o_pre" in source.meta.get("further", ()) else 0
+        assert code.spill_bytes <= budget and code.stack_bytes <= budget, (
             f"{where}: spills {code.spill_bytes} B, stack {code.stack_bytes} B"
         )
         assert code.serialized == (), f"{where}: {code.serialized}"

@@ -8,6 +8,7 @@ from attngen.ir.expr import Apply, Load, Param, walk
 from attngen.ir.forms import MaskForm
 from attngen.ir.gradient import GradientForm, GradientKind
 from attngen.ir.spec import AttentionSpec
+from attngen.ir.types import Normalizer
 from attngen.passes.base import Reject
 from attngen.passes.compute import CAPTURED_REGISTERS, COORDINATE_REGISTERS, padded
 from attngen.passes.mask_plan import element_test
@@ -25,6 +26,11 @@ FREE_PARTS = 8
 CLAUSE_REGISTERS = 8
 #: What expressions get at least, where a tile can be had that leaves it.
 FEW_REGISTERS = 8
+
+
+#: Weights without a reference: of a thread's tile_m elements of P, one in so many is a register more (P and its slope
+#: are made side by side; fitted to compiled kernels: no spill).
+WEIGHT_SHARE = {Normalizer.SIGMOID: 4, Normalizer.RELU: 8}
 
 
 class Candidate(Node):
@@ -87,6 +93,7 @@ def plan_compute(
     extra = expression_registers(form, gradient, has_score)
     if candidate.for_expressions is not None:
         extra = min(extra, candidate.for_expressions)
+    extra += m // WEIGHT_SHARE[spec.normalizer] if spec.normalizer in WEIGHT_SHARE else 0
     sums = max(qk, v) // 2 if splits else (qk + v) // 2
     dq = m * qk // (128 * WARPGROUPS * (2 if splits else 1))  # fp32 words of a thread
     if gradient.in_kernel and gradient.keeps_score and not splits:
