@@ -64,7 +64,9 @@ def plan_candidate(
         name=candidate.name,
         compute=compute,
         mask=plan_mask(form, 1, tile_map(spec) if spec.block_sparse is not None else None),
-        schedule=plan_schedule(compute, memory, deterministic, plan_order(spec, form, compute, deterministic)),
+        schedule=plan_schedule(
+            compute, memory, deterministic, plan_order(spec, form, compute, deterministic), spec.layout.is_ragged
+        ),
         memory=memory,
         launch=LaunchPlan(
             threads=128 * (n + 1), cluster=(compute.cluster, 1, 1), launch_registers=sm90.LAUNCH_REGISTERS[n]

@@ -76,10 +76,8 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         counter_words=COUNTER_WORDS[c.cluster],
         shape_dk=common["shape_k"].replace("heads_kv", "heads_dkv"),
         shape_dv=common["shape_v"].replace("heads_kv", "heads_dkv"),
-        counters_note=": KV tiles that have added, by warpgroup; the last of tile 0: handed out"
-        if plan_set.deterministic
-        else "; the last of tile 0 counts KV tiles handed out",
-        first_note="" if plan_set.deterministic or c.splits_operands else ", but for each CTA's first",
+        counters_note=_counters_note(plan_set),
+        zeroes_ahead=first.schedule.zeroes_ahead,
         turn_note="Higher tiles first" if descends else "Lower tiles first",
         kv_descends=descends,
         serpentine=first.schedule.serpentine and not spec.layout.is_ragged,
@@ -88,7 +86,7 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         else f"Group by group of heads, {'last' if descends else 'first'} keys first.",
         ds_stages=first.memory.ds_stages,
         splits_operands=c.splits_operands,
-        orders_bulk_adds=plan_set.deterministic and not c.splits_operands,
+        orders_bulk_adds=first.schedule.zeroes_ahead or (plan_set.deterministic and not c.splits_operands),
         p_stages=first.memory.p_stages,
         p_type="Float32" if has_captured else "Int32",
         p_quads=8 if has_captured else 16,
@@ -101,6 +99,14 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         row_lanes_v=_lanes(c.head_dim_v),
         transposes_dq=any(p.compute.dq_transposed for p in plan_set.plans),
     )
+
+
+def _counters_note(plan_set: BackwardPlanSet) -> str:
+    if plan_set.deterministic:
+        return ": KV tiles that have added, by warpgroup; the last of tile 0: handed out"
+    if plan_set.plans[0].schedule.zeroes_ahead:
+        return ": zeroed parts of a pair's dQ in its first; the last of tile 0: KV tiles handed out"
+    return "; the last of tile 0 counts KV tiles handed out"
 
 
 def _lanes(head_dim: int) -> int:

@@ -323,7 +323,7 @@ class BackwardView(CommonView):
     counts_turns: bool
     counter_words: int
     counters_note: str
-    first_note: str
+    zeroes_ahead: bool
     shape_dk: str
     shape_dv: str
     turn_note: str

@@ -120,12 +120,23 @@ class BackwardSchedule(SchedulePlan):
     #: The walk of a CTA with several query heads: not head by head, but all heads of a query tile, then of the next
     #: one; from the last query tile to the first in even waves of CTAs, and back in odd ones (see `wave`).
     serpentine: bool
+    #: dQ becomes zero just before it is added to, where L2 still holds the zeros: `prepare` zeroes the first `zero_lag`
+    #: pairs, and a warp of the KV tiles of each pair that of the one as many further on. Not where turns are taken.
+    zeroes_ahead: bool = False
 
     def wave(self, tile: int, group_tiles: int, ctas: int) -> int:
         """The wave of a KV tile by its number: about as many tiles as there are CTAs, whole waves to a group."""
         waves = max((group_tiles + ctas // 2) // ctas, 1)
         group, rest = divmod(tile, group_tiles)
         return group * waves + rest * waves // group_tiles
+
+    def zero_lag(self, pairs: int, n_blocks: int, workers: int) -> int:
+        """How many pairs lie between one whose KV tiles zero and the one whose dQ they zero.
+
+        More than a group: the KV tiles of the later pair all have higher numbers, and wait for none of a higher one. And
+        so many that CTAs which take KV tiles at the same time do not wait for one another.
+        """
+        return self.group_pairs(pairs, n_blocks, workers) + -(-workers // n_blocks)
 
     def group_pairs(self, pairs: int, n_blocks: int, workers: int) -> int:
         """How many (batch element, KV head) pairs a group has; `workers`: SMs. The last one may have fewer."""

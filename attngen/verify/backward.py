@@ -129,6 +129,8 @@ def _roles(plan: BackwardPlan) -> Iterator[Check]:
     wanted = {"producer": (0, 1), **{f"consumer {w}": (4 + 4 * w, 8 + 4 * w) for w in range(n)}}
     if not plan.compute.splits_operands:
         wanted |= {f"reducer {w}": (1 + w, 2 + w) for w in range(n)}
+    if plan.schedule.zeroes_ahead:
+        wanted["zeroer"] = (1 + n, 2 + n)
     yield placed == wanted, f"schedule: roles {placed}, not {wanted}"
     valid = all(24 <= r.registers <= 240 and r.registers % 8 == 0 for r in roles)
     yield valid, "schedule: a register count is no setmaxnreg value"
@@ -145,7 +147,9 @@ def _ledger(plan: BackwardPlan) -> Iterator[Check]:
     c, m, n = plan.compute, plan.memory, plan.compute.warpgroups
     splits = c.splits_operands
     readers = 1 if splits else 4 * n
-    wanted = {"k": (1, readers), "v": (1, readers), "walk": (1, 4 * n + (0 if splits else n))}
+    zeroers = int(plan.schedule.zeroes_ahead)
+    yield not (splits and zeroers), "schedule: split operands have no warp that zeroes dQ ahead"
+    wanted = {"k": (1, readers), "v": (1, readers), "walk": (1, 4 * n + (0 if splits else n) + zeroers)}
     wanted |= {"q": (1, 4 * n), "do": (1, 4 * n)}
     wanted |= {"ds": (4 * n, 4 * n * c.cluster)}  # with split operands, of 4 warps of each CTA
     wanted |= {"p": (4, 4), "peer_k": (1, 1), "ticket": (1, 1)} if splits else {"dq": (4, 1)}

@@ -46,6 +46,8 @@ _PLAIN = {
     "self.let_second_start": "let_second_start",
     "self.wait_turn": "wait_turn",
     "self.pass_turn": "pass_turn",
+    "self.wait_zeroed": "wait_zeroed",
+    "self.zero_part": "zero_part",
     "self.next_tile": "next_tile",
     "self.take_ticket": "take_ticket",
     "self.read_ticket": "read_ticket",
@@ -127,20 +129,20 @@ def wanted(plan_set: BackwardPlanSet) -> Events:
     """The calls that the plan's ledger asks for."""
     splits, deterministic = plan_set.plans[0].compute.splits_operands, plan_set.deterministic
     methods = _split_operands(deterministic) if splits else _own_keys(deterministic)
+    methods |= _zeroing(plan_set, methods)
     methods["kernel"] = _kernel(plan_set)
     methods["prepare"] = _count("grid launch")
     methods["finish"] = _count("grid wait")
     for kernel in kernels_of(plan_set.plans[0].mask.form)[-1:]:
         methods[f"fill_{kernel}"] = _count("grid launch")
-    # Of a cluster, and where tiles wait for others, the first one, too.
     if plan_set.spec.layout.is_ragged and splits:  # numbers that no tile has are passed over
         methods["load"] = _count("next_tile", "next_tile")
         methods["draw"] = _count("handed_out atomic_add relaxed gpu")
         methods["take_ticket"] -= methods["draw"]
     elif plan_set.spec.layout.is_ragged:
         methods["next_there"] = _count("next_tile", "next_tile")
-    else:
-        methods["load"] = _count(*("next_tile",) * (2 if splits or deterministic else 1))
+    else:  # the first one by ticket, too: others wait for it
+        methods["load"] = _count("next_tile", "next_tile")
     if not splits:
         methods["next_tile"] = _count("handed_out atomic_add relaxed gpu")
     methods["tell"] = _count("rings.walk wait_free", "rings.walk.full arrive")
@@ -166,7 +168,9 @@ def _kernel(plan_set: BackwardPlanSet) -> Counter[str]:
     loops: tuple[tuple[str, ...], ...] = (("k", "v", "q", "do"),)
     if p.compute.splits_operands:
         loops = (("k", "v", "peer_k", "ticket"), ("q", "do", "walk"))
-    spelled = {warps: "warps", warps + p.compute.warpgroups: "warps + self.warpgroups", 2 * warps: "2 * warps"}
+    n = p.compute.warpgroups
+    spelled = {warps: "warps", 2 * warps: "2 * warps"}
+    spelled |= {warps + n: "warps + self.warpgroups", warps + n + 1: "warps + self.warpgroups + 1"}
     calls: Counter[str] = Counter()
     for names in (*loops, *((q.name,) for q in p.schedule.pipelines if not any(q.name in loop for loop in loops))):
         place = f"rings.{names[0]}." if names not in loops else "ring."
@@ -225,6 +229,18 @@ def _own_keys(deterministic: bool) -> Events:
         methods["wait_turn"] = _count("counter load acquire gpu", "counter load acquire gpu", "fence global")
         methods["pass_turn"] = _count("bulk wait 0", "fence global", "counter atomic_add release gpu")
     return methods
+
+
+def _zeroing(plan_set: BackwardPlanSet, methods: Events) -> Events:
+    """A warp that zeroes dQ ahead, part by part, and the reducers' wait for all parts of theirs."""
+    if not plan_set.plans[0].schedule.zeroes_ahead:
+        return {}
+    return {
+        "reduce": methods["reduce"] + _count("wait_zeroed"),
+        "zero_ahead": _count("zero_part"),
+        "zero_part": _count("fence global", "warp sync", "counter atomic_add release gpu"),
+        "wait_zeroed": _count("counter load acquire gpu", "counter load acquire gpu", "fence global"),
+    }
 
 
 def _split_operands(deterministic: bool) -> Events:

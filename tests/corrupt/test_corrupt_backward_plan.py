@@ -93,6 +93,7 @@ CORRUPTIONS: dict[str, tuple[str, Corrupt, str]] = {
     "cluster": ("plain", slot("launch", cluster=(2, 1, 1)), "launch: a cluster of (2, 1, 1)"),
     "warps lost": ("plain", item("schedule", "roles", "consumer 1", warps=(8, 11)), "schedule: roles cover warps"),
     "warps shared": ("plain", item("schedule", "roles", "consumer 1", warps=(7, 12)), "schedule: roles cover warps"),
+    "zeroer lost": ("plain", item("schedule", "roles", "zeroer", name="idle"), "schedule: roles {'producer'"),
     "reducer lost": ("plain", item("schedule", "roles", "reducer 1", name="idle 1"), "schedule: roles {'producer'"),
     "reducer of split operands": (
         "wide", item("schedule", "roles", "idle", name="reducer 0"), "schedule: roles {'producer'",
@@ -108,7 +109,7 @@ CORRUPTIONS: dict[str, tuple[str, Corrupt, str]] = {
         "plain", item("schedule", "roles", 0, registers=40), "schedule: other warps differ in registers: [24, 40]",
     ),
     "role registers sum": (
-        "plain", item("schedule", "roles", "idle", registers=240), "registers of 65536",
+        "plain", item("schedule", "roles", "zeroer", registers=240), "registers of 65536",
     ),
     "q arrivals": ("plain", item("schedule", "pipelines", "q", empty_arrivals=1), "schedule: arrivals"),
     "ds arrivals": ("plain", item("schedule", "pipelines", "ds", full_arrivals=4), "schedule: arrivals"),

@@ -68,9 +68,22 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
         f"{M}.kernel: `ring of rings.k, rings.v, rings.q, rings.do` stands 0 times",
     ),
     "reducers forgotten": (
-        "plain", "mbarrier_init(rings.walk.empty + s, warps + self.warpgroups)",
+        "turns", "mbarrier_init(rings.walk.empty + s, warps + self.warpgroups)",
         "mbarrier_init(rings.walk.empty + s, warps)",
         f"{M}.kernel: `rings.walk.empty init warps + self.warpgroups` stands 0 times",
+    ),
+    "zeroer forgotten": (
+        "plain", "mbarrier_init(rings.walk.empty + s, warps + self.warpgroups + 1)",
+        "mbarrier_init(rings.walk.empty + s, warps + self.warpgroups)",
+        f"{M}.kernel: `rings.walk.empty init warps + self.warpgroups + 1` stands 0 times",
+    ),
+    "no wait for the zeros": (
+        "plain", "self.wait_zeroed(p, b * p.heads_dkv + h_dkv, lane)", "pass",
+        f"{M}.reduce: `wait_zeroed` stands 0 times",
+    ),
+    "zeros counted before they are ordered": (
+        "plain", "        fence_proxy_global()  # what adds to these words is asynchronous\n", "",
+        f"{M}.zero_part: `fence global` stands 0 times",
     ),
     "q arrivals": (
         "plain", "mbarrier_init(ring.empty + s, warps)", "mbarrier_init(ring.empty + s, 4)",

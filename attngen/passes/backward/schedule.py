@@ -10,7 +10,11 @@ from attngen.targets import sm90
 
 
 def plan_schedule(
-    c: BackwardCompute, memory: BackwardMemory, deterministic: bool, tiles: TileOrder
+    c: BackwardCompute,
+    memory: BackwardMemory,
+    deterministic: bool,
+    tiles: TileOrder,
+    ragged: bool = False,
 ) -> BackwardSchedule:
     """Assign roles and write down who arrives where.
 
@@ -35,6 +39,8 @@ def plan_schedule(
     load, exchange, add = ("producer", "consumers"), ("consumers", "consumers"), ("consumer", "reducer")
     splits = c.splits_operands
     reducers = 0 if splits else n
+    zeroes = not (splits or deterministic or ragged)  # turns take its counters; split operands have no reducer
+    zeroers = int(zeroes)
     ds_bytes = c.keys * c.tile_m * 2 if splits else 0  # of the other CTA's keys: copies that its warps announce
     readers = 1 if splits else 4 * n  # of K and V; with split operands dK and dV leave through their bytes
     last = (
@@ -46,7 +52,8 @@ def plan_schedule(
         roles=(
             Role(name="producer", warps=(0, 1), registers=producer),
             *(Role(name=f"reducer {w}", warps=(1 + w, 2 + w), registers=producer) for w in range(reducers)),
-            Role(name="idle", warps=(1 + reducers, 4), registers=producer),
+            *(Role(name="zeroer", warps=(1 + n, 2 + n), registers=producer) for _ in range(zeroers)),
+            *(Role(name="idle", warps=(w, 4), registers=producer) for w in (1 + reducers + zeroers,) if w < 4),
             *(Role(name=f"consumer {w}", warps=(4 + 4 * w, 8 + 4 * w), registers=consumer) for w in range(n)),
         ),
         pipelines=(
@@ -60,7 +67,7 @@ def plan_schedule(
                 if splits
                 else ()
             ),
-            pipeline("walk", "walks", WALK_STAGES, 0, 1, 4 * n + reducers, load),
+            pipeline("walk", "walks", WALK_STAGES, 0, 1, 4 * n + reducers + zeroers, load),
             pipeline("q", "sQ", memory.q_stages, q_bytes + statistics, 1, 4 * n, load),
             pipeline("do", "sdO", memory.do_stages, do_bytes + statistics, 1, 4 * n, load),
             pipeline("ds", "sdS", memory.ds_stages, ds_bytes, 4 * n, 4 * n * c.cluster, exchange),
@@ -82,4 +89,5 @@ def plan_schedule(
         kv_order=tiles.kv_order,
         grouped=tiles.grouped,
         serpentine=tiles.serpentine,
+        zeroes_ahead=zeroes,
     )
