@@ -186,6 +186,8 @@ def _plan(p: BackwardPlan, deterministic: bool) -> Iterator[str]:
     heads = "as many heads together as fill the SMs" if s.grouped else "one head after the other"
     if s.serpentine:
         heads += ", query heads of a KV head in a serpentine walk"
+    if s.zeroes_ahead:
+        heads += "; dQ zeroed a few heads ahead"
     ctas = "one CTA" if c.cluster == 1 else f"a cluster of {c.cluster} CTAs"
     yield f"  schedule   {p.launch.threads} threads, {ctas} a KV tile and KV head; KV tiles {s.kv_order}, {heads}"
     for q in s.pipelines:

@@ -133,8 +133,8 @@ class BackwardSchedule(SchedulePlan):
     def zero_lag(self, pairs: int, n_blocks: int, workers: int) -> int:
         """How many pairs lie between one whose KV tiles zero and the one whose dQ they zero.
 
-        More than a group: the KV tiles of the later pair all have higher numbers, and wait for none of a higher one. And
-        so many that CTAs which take KV tiles at the same time do not wait for one another.
+        More than a group, so that all KV tiles of the later pair have higher numbers than those that it waits for; and
+        so many that CTAs which take KV tiles at the same time seldom wait for one another.
         """
         return self.group_pairs(pairs, n_blocks, workers) + -(-workers // n_blocks)
 

@@ -14,6 +14,7 @@ from attngen.ir.backward import BackwardPlan, BackwardPlanSet
 from attngen.ir.types import DType
 from attngen.source import parse_python
 from attngen.verify.backward_ledger import CONSUMER_WARPS, event, kernel_path, ledger_faults
+from attngen.verify.backward_zeroes import zero_faults
 from attngen.verify.ledger import dotted
 from attngen.verify.source import SourceError, general_faults, meta_of, unparsable
 from attngen.verify.tables import LAUNCHED, kernels_of, table_faults
@@ -62,6 +63,7 @@ def source_faults(text: str, plan_set: BackwardPlanSet, tree: ast.Module | None 
         *_launches(methods, plan_set),
         *table_faults(tree, CLASS, plan_set.plans[0].mask.form, meta_of(tree)),
         *_turns(methods, plan_set),
+        *zero_faults(methods, plan_set),
         *ledger_faults(tree, plan_set),
     ]
 

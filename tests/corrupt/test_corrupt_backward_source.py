@@ -77,6 +77,15 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
         "mbarrier_init(rings.walk.empty + s, warps + self.warpgroups)",
         f"{M}.kernel: `rings.walk.empty init warps + self.warpgroups + 1` stands 0 times",
     ),
+    "lag too short": (
+        "plain", "zero_lag = group_pairs + cute.ceil_div(workers, n_blocks)",
+        "zero_lag = cute.ceil_div(workers, n_blocks)",
+        "__call__: zero_lag is cute.ceil_div(workers, n_blocks), the plan says group_pairs",
+    ),
+    "waits for the wrong pairs": (
+        "plain", "if (pair >= p.zero_lag) & (lane == 0):", "if (pair > p.zero_lag) & (lane == 0):",
+        "wait_zeroed: `if (pair >= p.zero_lag) & (lane == 0)` stands 0 times",
+    ),
     "no wait for the zeros": (
         "plain", "self.wait_zeroed(p, b * p.heads_dkv + h_dkv, lane)", "pass",
         f"{M}.reduce: `wait_zeroed` stands 0 times",

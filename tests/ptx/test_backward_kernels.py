@@ -94,6 +94,25 @@ def test_serpentine_walks() -> None:
     verify(made, call(spec, Shape(2, 4, 2, 130, 200), seed=1), seeds=(1,), sms=2, workers=3)
 
 
+@pytest.mark.parametrize(
+    ("d", "clauses", "shape", "workers"),
+    [
+        (64, "", Shape(1, 5, 5, 70, 200), 2),
+        (64, CAUSAL, Shape(2, 4, 2, 70, 300), 3),  # three query tiles in three parts, two query heads
+        (128, CAUSAL, Shape(1, 4, 4, 90, 140), 1),
+    ],
+    ids=["64", "grouped heads", "128"],
+)
+def test_zeroes_of_later_pairs(d: int, clauses: str, shape: Shape, workers: int) -> None:
+    """More pairs than `prepare` zeroes: the workspace is NaN, so sums over words that nobody has zeroed show."""
+    spec = written(d, 0, clauses)
+    made = kernels(spec)
+    n_blocks, pairs = -(-shape.seqlen_kv // made.meta["plans"][0]["tile_n"]), shape.batch * shape.heads_kv
+    schedule = made.plans.plans[0].schedule
+    assert schedule.zeroes_ahead and schedule.zero_lag(pairs, n_blocks, workers) < pairs
+    verify(made, call(spec, shape), seeds=(0, 1), sms=workers, workers=workers)
+
+
 def test_strides() -> None:
     """Rows inside wider rows, LSE in another order, a gradient of LSE that is zero throughout, with stride 0."""
     verify(kernels(FULL), strided(call(FULL, Shape(2, 2, 2, 90, 70))))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from attngen.emit.backward import emit_backward
 from attngen.ir.backward import BackwardPlanSet
@@ -17,6 +20,7 @@ from attngen.search_backward import plan_backward
 from attngen.syntax import load_spec
 
 
+@cache
 def planned(clauses: str, deterministic: bool = False) -> BackwardPlanSet:
     turns = "\n  backward { deterministic = true }" * deterministic
     return plan_backward(load_spec(f"attn 1\nattention a {{\n  head_dim = 64\n  {clauses}{turns}\n}}\n"))
@@ -83,6 +87,23 @@ def test_groups_of_heads(pairs: int, n_blocks: int, workers: int, expected: int)
     schedule = planned("").plans[0].schedule
     assert schedule.replace(grouped=True).group_pairs(pairs, n_blocks, workers) == expected
     assert schedule.replace(grouped=False).group_pairs(pairs, n_blocks, workers) == 1
+
+
+@given(st.booleans(), st.booleans(), *(st.integers(1, n) for n in (5, 7, 12, 40)))
+def test_a_pair_is_zeroed_by_tiles_of_lower_numbers(
+    grouped: bool, descends: bool, heads: int, batch: int, n_blocks: int, workers: int
+) -> None:
+    """So nothing deadlocks however few CTAs run; heads that come one by one are not even waited for."""
+    schedule = planned("").plans[0].schedule.replace(
+        grouped=grouped, kv_order="descending" if descends else "ascending"
+    )
+    numbers: dict[int, list[int]] = {}
+    for number, (b, h, _) in enumerate(launch_order(schedule, n_blocks, heads, batch, workers)):
+        numbers.setdefault(b * heads + h, []).append(number)
+    lag = schedule.zero_lag(heads * batch, n_blocks, workers)
+    for pair in range(lag, heads * batch):
+        assert len(numbers[pair - lag]) == n_blocks
+        assert max(numbers[pair - lag]) + (0 if grouped else workers) < min(numbers[pair])
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

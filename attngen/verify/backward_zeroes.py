@@ -1,0 +1,47 @@
+"""verify: the emitted text zeroes dQ ahead as the plan says; another lag would race, or wait for what never comes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+
+from attngen.ir.backward import BackwardPlanSet
+from attngen.verify.ledger import dotted
+
+#: Method -> name -> the values that it is given: `BackwardSchedule.zero_lag`, and the pairs that it separates.
+_ZEROES = {
+    "__call__": {
+        "zero_lag": "group_pairs + cute.ceil_div(workers, n_blocks)",
+        "zeroed_tiles": "cutlass.min(zero_lag, pairs) * (q_tiles // pairs)",
+    },
+    "zero_ahead": {"pair": "b * p.heads_dkv + h_dkv + p.zero_lag"},
+    "zero_part": {"part": "cute.ceil_div(tiles * pieces, p.n_blocks)"},
+}
+#: Method -> the conditions that decide who zeroes and who waits.
+_CONDITIONS = {
+    "prepare": "tile < zeroed_tiles",
+    "zero_ahead": "pair < p.heads_dkv * p.batch",
+    "wait_zeroed": "(pair >= p.zero_lag) & (lane == 0)",
+}
+
+
+def zero_faults(methods: Mapping[str, ast.FunctionDef], plan_set: BackwardPlanSet) -> Iterator[str]:
+    """What the text says otherwise; where `prepare` zeroes all of dQ, whatever of this it should not have."""
+    ahead = plan_set.plans[0].schedule.zeroes_ahead
+    for method, names in _ZEROES.items():
+        for name, value in names.items():
+            found = _values(methods.get(method), name)
+            if found != ([value] if ahead else []) and (ahead or name.startswith("zero")):
+                yield f"{method}: {name} is {', '.join(found) or 'nowhere'}, the plan says {value if ahead else 'none'}"
+    for method, wanted in _CONDITIONS.items():
+        nodes = ast.walk(methods[method]) if method in methods else ()
+        times = sum(isinstance(n, ast.If) and ast.unparse(n.test) == wanted for n in nodes)
+        if times != int(ahead):
+            yield f"{method}: `if {wanted}` stands {times} times, the plan says {int(ahead)}"
+
+
+def _values(method: ast.FunctionDef | None, name: str) -> list[str]:
+    nodes = ast.walk(method) if method else ()
+    return [
+        ast.unparse(n.value) for n in nodes if isinstance(n, ast.Assign) and any(dotted(t) == name for t in n.targets)
+    ]
