@@ -53,13 +53,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "causal_bwd_sm_90_57213b12",
+    "kernel_id": "causal_bwd_sm_90_12fc727d",
     "name": "causal",
     "direction": "backward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "d62b019e4e8f627ea14e12f667b0a5bbbec5e2d3aa1e3805f3e758955fbf66aa",
-    "body_sha256": "d8cc498b8b8e5d22ef218c8894b943d8a37faabc57855b32862250b2e79bb0e9",
+    "body_sha256": "fae84f33c4712d35d9f02c8e5b59d5a6b5ca7e1f828a508648ca4af0dfbb55a8",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -787,7 +787,7 @@ class AttentionBackward:
 
     @cute.jit
     def next_tile(self, p, lane):
-        """How many KV tiles were handed out here before, to any CTA: lower numbers go first."""
+        """The number of the next KV tile, as many as were taken before by any CTA: lower numbers go first."""
         handed_out, ticket = self.handed_out(p.workspace, p.q_tiles), Int32(0)
         if lane == 0:
             ticket = cute.arch.atomic_add(handed_out, Int32(1), sem="relaxed", scope="gpu")

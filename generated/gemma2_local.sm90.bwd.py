@@ -57,7 +57,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "gemma2_local_bwd_sm_90_ab32edc5",
+    "kernel_id": "gemma2_local_bwd_sm_90_41f4422d",
     "name": "gemma2_local",
     "direction": "backward",
     "target": "sm_90a",

@@ -57,13 +57,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "gpt_oss_local_bwd_sm_90_7ca09787",
+    "kernel_id": "gpt_oss_local_bwd_sm_90_7b34dfc0",
     "name": "gpt_oss_local",
     "direction": "backward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "ab7efb4d26c195b234ba98ec0eadc128a46ebfb856443c937fadc10ba0da8463",
-    "body_sha256": "d8983b0126201a73b8f7d031c38d95a19b01d50383e2d381c42c8c43730550b2",
+    "body_sha256": "0841bd89e003d5dde00ea536e6bc889e811a16c2e7c999b71f80e85c9ab210b3",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -120,7 +120,7 @@ LOG2E = math.log2(math.e)
 DS_STAGES = 2  # of the ring of dS tiles: dQ is one step behind
 WALK_STAGES = 2  # of the ring of walks: a KV tile, and how many steps it takes
 ROW_THREADS = 256  # of a CTA of `prepare` and `finish`
-COUNTER_WORDS = 4  # of a query tile; the last of tile 0 counts KV tiles handed out
+COUNTER_WORDS = 4  # of a query tile: zeroed parts of a pair's dQ in its first; the last of tile 0: KV tiles handed out
 
 # schedule: named barriers; 0 is the whole CTA's.
 BARRIER_STAGGER = 1  # the second warpgroup may start a KV tile
@@ -278,6 +278,11 @@ def row_of_four(words, lane):
             pairs.append((select(upper, other, low), select(upper, high, other)))
         words = [*pairs[0], *pairs[1]] if bit == 1 else [pairs[0][0], pairs[1][0], pairs[0][1], pairs[1][1]]
     return words
+
+
+def fence_proxy_global():
+    """Order what this thread has seen in global memory before its next asynchronous accesses."""
+    cute.arch.inline_ptx("fence.proxy.async.global;")
 
 
 # ---- schedule: pipelines -------------------------------------------------------------------------------------------
@@ -439,6 +444,9 @@ class AttentionBackward:
         if const_expr(plan.grouped):  # an even number of groups, or one: what one leaves uneven, the next one fills
             groups = cute.ceil_div(pairs, cutlass.max(workers // n_blocks, 1))
             group_pairs = cute.ceil_div(pairs, cutlass.max(groups - groups % 2, 1))
+        # dQ of so many pairs is zeroed by `prepare`, of every other one by the KV tiles of the pair as many before it.
+        zero_lag = group_pairs + cute.ceil_div(workers, n_blocks)
+        zeroed_tiles = cutlass.min(zero_lag, pairs) * (q_tiles // pairs)
         name = ATTN_META["kernel_id"]
         prepare, kernel, finish = self.prepare, self.kernel, self.finish
         prepare.set_name_prefix(f"{name}_prepare", remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -446,6 +454,7 @@ class AttentionBackward:
         finish.set_name_prefix(f"{name}_finish", remove_cutlass_symbol=True, keep_mangled_name=False)
         prepare(
             mO, mdO, lse, dlse, workspace, q_tiles, m_blocks,
+            zeroed_tiles,
             Int32(cute.size(mK, mode=[0])), Int32(cute.size(mK, mode=[2])),
             window,
             sinks,
@@ -458,6 +467,7 @@ class AttentionBackward:
             mma_s, mma_dp, mma_dv, mma_dk, mma_dq, own_dv, own_dk,
             layout_q, layout_do, layout_k, layout_v, layout_ds, layout_dv, layout_dk,
             softmax_scale, m_blocks, n_blocks, group_pairs, q_tiles, kv_tiles,
+            zero_lag,
             window,
             sinks,
         ).launch(
@@ -507,7 +517,7 @@ class AttentionBackward:
         return workspace.iterator + (Int64(q_tiles) * (self.tile_m * (HEAD_DIM_QK + 2)) + Int64(tile) * COUNTER_WORDS)
 
     def handed_out(self, workspace, q_tiles):
-        """Counter of the KV tiles handed out, but for each CTA's first: the last of query tile 0's."""
+        """Counter of the KV tiles handed out: the last of query tile 0's."""
         return cute.recast_ptr(self.counters(workspace, q_tiles, 0) + (COUNTER_WORDS - 1), dtype=Int32)
 
     # ---- kernel prepare: row statistics, and a zeroed dQ -----------------------------------------------------------
@@ -522,6 +532,7 @@ class AttentionBackward:
         workspace: cute.Tensor,
         q_tiles: Int32,
         m_blocks: Int32,
+        zeroed_tiles: Int32,
         seqlen_kv: Int32,
         heads_kv: Int32,
         window: Int32,
@@ -530,6 +541,7 @@ class AttentionBackward:
     ):
         """D = rowsum(dO * O) - dLSE and LSE in log2 units of one query tile; its sums of dQ and counters become zero.
 
+        Of dQ only those of the first `zeroed_tiles` query tiles do: `kernel` zeroes the others (`zero_ahead`).
         Rows past the end and rows without a key get LSE = inf, so that P = 0, and D = 0.
         """
         tidx, _, _ = cute.arch.thread_idx()
@@ -563,8 +575,9 @@ class AttentionBackward:
                 workspace.iterator + cute.assume(Int64(tile) * words, divby=4),
                 cute.make_layout((4, ROW_THREADS, words // (4 * ROW_THREADS)), stride=(1, 4, 4 * ROW_THREADS)),
             )
-            for i in cutlass.range_constexpr(words // (4 * ROW_THREADS)):
-                cute.autovec_copy(zeros, acc[None, tidx, i])
+            if tile < zeroed_tiles:
+                for i in cutlass.range_constexpr(words // (4 * ROW_THREADS)):
+                    cute.autovec_copy(zeros, acc[None, tidx, i])
         counters = cute.make_tensor(self.counters(workspace, q_tiles, tile), cute.make_layout(COUNTER_WORDS))
         if tidx < COUNTER_WORDS:
             counters[tidx] = Float32(0.0)
@@ -644,6 +657,7 @@ class AttentionBackward:
         group_pairs: Int32,
         q_tiles: Int32,
         kv_tiles: Int32,
+        zero_lag: Int32,
         window: Int32,
         sinks: cute.Tensor,
     ):
@@ -666,6 +680,7 @@ class AttentionBackward:
             group_pairs=group_pairs,
             q_tiles=q_tiles,
             kv_tiles=kv_tiles,
+            zero_lag=zero_lag,
             softmax_scale=softmax_scale,
             workspace=workspace,
             window=window,
@@ -714,7 +729,7 @@ class AttentionBackward:
                         cute.arch.mbarrier_init(ring.empty + s, warps)
                 for s in cutlass.range_constexpr(WALK_STAGES):
                     cute.arch.mbarrier_init(rings.walk.full + s, 1)
-                    cute.arch.mbarrier_init(rings.walk.empty + s, warps + self.warpgroups)  # and the reducers
+                    cute.arch.mbarrier_init(rings.walk.empty + s, warps + self.warpgroups + 1)  # reducers, zeroer
                 for s in cutlass.range_constexpr(DS_STAGES):
                     cute.arch.mbarrier_init(rings.ds.full + s, warps)
                     cute.arch.mbarrier_init(rings.ds.empty + s, warps)
@@ -733,6 +748,8 @@ class AttentionBackward:
             for wg in cutlass.range_constexpr(self.warpgroups):
                 if warp_idx == 1 + wg:
                     self.reduce(p, t, rings, wg)
+            if warp_idx == 1 + self.warpgroups:
+                self.zero_ahead(p, t, rings)
         else:
             cute.arch.setmaxregister_increase(plan.consumer_registers)
             self.consume(p, t, rings, cute.arch.make_warp_uniform(tidx // 128 - 1))
@@ -792,7 +809,7 @@ class AttentionBackward:
         """
         tidx, _, _ = cute.arch.thread_idx()
         i, j = Int32(0), Int32(0)  # steps and KV tiles so far
-        tile, _, _ = cute.arch.block_idx()
+        tile = self.next_tile(p, tidx)  # not the CTA's number: a tile that others wait for is taken by a CTA that runs
         while tile < p.kv_tiles:
             n_block, h_dkv, b = self.tile_coords(tile, p)
             h_0 = h_dkv * p.heads_per_cta
@@ -818,12 +835,12 @@ class AttentionBackward:
                 self.load_kv(t, rings, j, n_block, h_0 // p.qhead_per_kvhead, b)
                 i += 1
             j += 1
-            tile = self.next_tile(p, tidx) + cute.arch.grid_dim()[0]  # each CTA's first tile is its own number
+            tile = self.next_tile(p, tidx)
         self.tell(t, rings, j, Int32(0), Int32(0))
 
     @cute.jit
     def next_tile(self, p, lane):
-        """How many KV tiles were handed out here before, to any CTA: lower numbers go first."""
+        """The number of the next KV tile, as many as were taken before by any CTA: lower numbers go first."""
         handed_out, ticket = self.handed_out(p.workspace, p.q_tiles), Int32(0)
         if lane == 0:
             ticket = cute.arch.atomic_add(handed_out, Int32(1), sem="relaxed", scope="gpu")
@@ -900,6 +917,8 @@ class AttentionBackward:
         count, tile = self.told(t, rings, j, lane)
         while count > 0:
             n_block, h_dkv, b = self.tile_coords(tile, p)
+            if const_expr(self.wants_dq):
+                self.wait_zeroed(p, b * p.heads_dkv + h_dkv, lane)
             for _ in cutlass.range(count if const_expr(self.wants_dq) else 0, unroll=1):
                 if lane == 0:
                     slot = wg * stages + i % stages
@@ -934,6 +953,60 @@ class AttentionBackward:
             j += 1
             count, tile = self.told(t, rings, j, lane)
         cute.arch.cp_async_bulk_wait_group(0)
+
+    # ---- schedule: role zeroer, one warp ---------------------------------------------------------------------------
+    #
+    # A pair is a batch element with a head of dK and dV. Its query tiles, of all its query heads, stand side by side in
+    # the workspace; word 0 of the first one's counters says how many KV tiles have zeroed their part of them.
+
+    @cute.jit
+    def zero_ahead(self, p, t, rings):
+        """Each KV tile zeroes a part, one of n_blocks, of the dQ of the pair `zero_lag` further on."""
+        tidx, _, _ = cute.arch.thread_idx()
+        lane = tidx % 32
+        j = Int32(0)  # KV tiles so far
+        count, tile = self.told(t, rings, j, lane)
+        while count > 0:
+            n_block, h_dkv, b = self.tile_coords(tile, p)
+            pair = b * p.heads_dkv + h_dkv + p.zero_lag
+            if const_expr(self.wants_dq):
+                if pair < p.heads_dkv * p.batch:
+                    self.zero_part(p, pair, n_block, lane)
+            j += 1
+            count, tile = self.told(t, rings, j, lane)
+
+    @cute.jit
+    def zero_part(self, p, pair: Int32, n_block: Int32, lane: Int32):
+        """Zero the `n_block`-th part of a pair's dQ, 128 words at a time, and count it."""
+        zeros = cute.make_rmem_tensor(4, Float32)
+        zeros.fill(0.0)
+        tiles = p.heads_per_cta * p.m_blocks
+        pieces = self.tile_m * HEAD_DIM_QK // 128  # of a query tile
+        part = cute.ceil_div(tiles * pieces, p.n_blocks)
+        first = Int64(pair) * (tiles * pieces) + n_block * part
+        for i in cutlass.range(cutlass.min(part, tiles * pieces - n_block * part), unroll=4):
+            words = p.workspace.iterator + cute.assume((first + i) * 128, divby=4)
+            cute.autovec_copy(zeros, cute.make_tensor(words, cute.make_layout((4, 32)))[None, lane])
+        fence_proxy_global()  # what adds to these words is asynchronous
+        cute.arch.sync_warp()
+        if lane == 0:
+            counter = self.zeroed(p, pair)
+            cute.arch.atomic_add(counter, Int32(1), sem="release", scope="gpu")
+
+    def zeroed(self, p, pair):
+        """Counter of the parts of a pair's dQ that are zero."""
+        tile = pair * (p.heads_per_cta * p.m_blocks)
+        return cute.recast_ptr(self.counters(p.workspace, p.q_tiles, tile), dtype=Int32)
+
+    @cute.jit
+    def wait_zeroed(self, p, pair: Int32, lane: Int32):
+        """Wait until the dQ of a pair is zero: it is that of the first pairs; `n_blocks` KV tiles zero any other."""
+        if (pair >= p.zero_lag) & (lane == 0):
+            counter = self.zeroed(p, pair)
+            seen = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
+            while seen != p.n_blocks:
+                seen = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
+            fence_proxy_global()  # our sums are asynchronous
 
     # ---- schedule, compute: role consumer, a warpgroup with 64 keys ------------------------------------------------
 
