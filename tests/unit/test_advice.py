@@ -5,6 +5,7 @@ The mend of each is followed, and then the mask is intervals alone.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -14,6 +15,8 @@ from attngen.diag.render import render, render_github, render_short
 from attngen.ir.spec import AttentionSpec
 from attngen.passes.advice import element_wise
 from attngen.passes.mask_form import mask_form
+from attngen.passes.serves import why_not
+from attngen.search import plan
 from attngen.syntax import load_spec
 
 
@@ -116,6 +119,17 @@ def test_the_mend_leaves_intervals_alone(kind: str) -> None:
     kept = "\n  ".join(line for line in k.declared.split("\n  ") if line and line.split(":")[0] not in k.mended)
     spec = spec_of(f"{kept}\n  {k.mended}")
     assert mask_form(spec).is_exact and element_wise(spec) == ()
+
+
+@pytest.mark.parametrize("kind", [n for n, k in KINDS.items() if "values of tensor" in k.why])
+def test_blocks_that_the_values_empty_are_served(kind: str) -> None:
+    """What the note says of values that nothing bounds: the clause is taken as it stands, and silences the note."""
+    k = KINDS[kind]
+    (note,) = element_wise(spec_of(f"{k.declared}\n  mask = {k.mask}"))
+    clause = re.search(r"`(block_sparse .*?)`", note.helps[0])
+    assert clause is not None
+    spec = spec_of(f"{k.declared}\n  mask = {k.mask}\n  {clause[1]}")
+    assert why_not(spec, "sm_90a") == () and plan(spec).plans and element_wise(spec) == ()
 
 
 def test_terms_with_one_cause_are_one_note() -> None:
