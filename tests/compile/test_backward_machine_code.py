@@ -28,7 +28,7 @@ EXAMPLES = [s for f in sorted((ROOT / "examples").glob("*.attn")) for s in load_
 SPILL_BUDGET, FULL_BUDGET = 64, 32
 #: Blocks that spill more, all of it in their element-wise terms: divisions by run-time sizes, atomics into a table with
 #: a mask by windows, a normaliser's own derivative. Bytes as they are, so that more is found.
-HEAVY = {"dinat": 512, "sigmoid_attention": 256, "swin": 128, "swin_shifted": 384}
+HEAVY = {"bigbird_lists": 96, "dinat": 512, "sigmoid_attention": 256, "swin": 128, "swin_shifted": 384}
 pytestmark = [
     pytest.mark.dsl,
     pytest.mark.skipif(machine.tool("ptxas") is None, reason="needs the development tools: pip install 'attngen[dev]'"),

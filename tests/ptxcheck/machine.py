@@ -107,14 +107,16 @@ class Cta:
 class RegisterFile:
     """Registers that setmaxnreg moves between the warps of a CTA (PTX ISA, "setmaxnreg").
 
-    The launch gives every thread the most that the file allows for so many threads; what warps release is what others
-    may take.
+    The launch gives every thread the most that the file allows for so many threads, and no more than MOST; what warps
+    release is what others may take.
     """
 
     FILE = 65536
+    #: What ptxas gives a thread where the file has room for 256: cubins of kernels of 256 threads say 240.
+    MOST = 240
 
     def __init__(self, threads: int) -> None:
-        self.launch = min(self.FILE // (-(-threads // 128) * 128) // 8 * 8, 256)
+        self.launch = min(self.FILE // (-(-threads // 128) * 128) // 8 * 8, self.MOST)
         self.free = 0
 
 
