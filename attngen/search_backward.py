@@ -22,6 +22,7 @@ from attngen.passes.epilogue import whole_form
 from attngen.passes.mask_form import mask_form
 from attngen.passes.mask_plan import plan_mask
 from attngen.passes.parts import is_composed, kernel_spec, several
+from attngen.passes.serves import why_not as forward_why_not
 from attngen.passes.tile_test import tile_map
 from attngen.stages import staged
 from attngen.targets import sm90
@@ -86,7 +87,8 @@ def plan_backward(spec: AttentionSpec, target: str = sm90.NAME, *, captured: Seq
             candidate fits; E0404 the spec takes several kernels: plan each of its parts.
     """
     if is_composed(spec):
-        raise several(spec)
+        refused = forward_why_not(spec, target)
+        raise AttnError(*refused) if refused else several(spec)
     gradient = whole_form(spec)
     gradient = gradient.replace(contributions=tuple(c for c in gradient.contributions if c.tensor in captured))
     deterministic = spec.backward.deterministic

@@ -39,6 +39,7 @@ raw scale has_bit word
 raw scale has_bit word loads start address row_of read_pairs read_wide read_apart fetch_score load_word
 half_bf16 half_fp16 distance distances instruction kind count frag width first place pair x_0
 grad factors gained gained_row frag_pre there at_column at_row mdO_pre do_pre o_pre saves_o write_o row_top top
+before_epilogue
 MAP_ROWS MAP_WARPS RANGE_ELEMENTS at_word bit bits box_element count cta drops dropped ends every extents first found
 high inside kept keeps kv_hi kv_lo known last least_and_most listed lowest_bit map_name map_row map_tiles map_words maps
 nan number outer outermost owner own_words past_end place place_0 places scan_box smaller some larger tile_map
