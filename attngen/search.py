@@ -39,6 +39,8 @@ LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 WORTH = 0.005
 #: The cost model flatters narrow KV tiles; without a measurement none below this width is chosen.
 MIN_TILE_N = 64
+#: Rows of a tile that given blocks are matched with: two warpgroups take turns.
+MIN_TILE_M = 128
 TARGETS = (sm90.NAME,)
 #: Tiles that are tried: consumer warpgroups of 64 rows each, and keys.
 WARPGROUPS = (3, 2, 4, 1)
@@ -191,11 +193,16 @@ def _whole_blocks(spec: AttentionSpec, served: list[KernelPlan]) -> list[KernelP
     if blocks is None or not blocks.given:
         return served
 
-    def misfit(tile: int, block: int) -> int:
-        return 0 if block % tile == 0 else 1 if tile % block == 0 else 2
+    def rows(tile: int) -> int:
+        """A single warpgroup has nobody to hide its softmax; a tall tile sees what any of its blocks sees."""
+        if tile >= MIN_TILE_M and blocks.q % tile == 0:
+            return 0
+        return 3 if tile < MIN_TILE_M or tile % blocks.q else 1 if tile == MIN_TILE_M else 2
 
-    fits = [misfit(p.compute.tile_m, blocks.q) + 4 * misfit(p.compute.tile_n, blocks.kv) for p in served]
-    ranks = [max(f % 4, f // 4) for f in fits]
+    def keys(tile: int) -> int:
+        return 0 if blocks.kv % tile == 0 else 1 if tile % blocks.kv == 0 else 2
+
+    ranks = [rows(p.compute.tile_m) + keys(p.compute.tile_n) for p in served]
     return [p for p, rank in zip(served, ranks, strict=True) if rank == min(ranks)]
 
 

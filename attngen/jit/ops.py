@@ -221,9 +221,7 @@ def _fake_backward(
     if q.device.type == "cuda":
         left_out = attention.backward.reduced()
         attention.backward.source_of(  # a spec that no backward serves is refused while tracing
-            tuple(
-                n for n, on in zip(attention.backward.names[3:], wanted[3:], strict=True) if on and n not in left_out
-            )
+            tuple(n for n, on in zip(attention.backward.names[3:], wanted[3:], strict=True) if on and n not in left_out)
         )
     learned = [x for x, decl in zip(tensors, attention.spec.inputs, strict=True) if decl.grad]
     made = [*(torch.empty_like(x) for x in (q, k, v)), *(x.new_empty(x.shape) for x in learned)]

@@ -27,7 +27,8 @@ EXAMPLES = [s for f in sorted((ROOT / "examples").glob("*.attn")) for s in load_
 #: few words; and where fragments take all registers that are left, outside the walk. All others spill none.
 SPILL_BUDGET, FULL_BUDGET = 64, 32
 #: Blocks that spill more, all of it in their element-wise terms: divisions by run-time sizes, atomics into a table with
-#: a mask by windows, a normaliser's own derivative. Bytes as they are, so that more is found.
+#: a mask by windows, a normaliser's own derivative, a block's bool for each pair of a tile that it cuts. Bytes as they
+#: are, so that more is found.
 HEAVY = {"bigbird_lists": 96, "dinat": 512, "sigmoid_attention": 256, "swin": 128, "swin_shifted": 384}
 pytestmark = [
     pytest.mark.dsl,
