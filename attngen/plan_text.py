@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from attngen.ir.expr import Atom, Const, Expr
 from attngen.ir.tables import ROW_BLOCK, ROW_WINDOW, Extreme
 from attngen.ir.tile_map import map_words
+from attngen.ir.types import Layout
 
 if TYPE_CHECKING:
     from attngen.ir.backward import BackwardPlanSet
@@ -70,6 +71,10 @@ def _formula(spec: AttentionSpec, target: str) -> Iterator[str]:
     for p in spec.params:
         bounds = "".join(f" {sign} {v}" for sign, v in ((">=", p.minimum), ("<=", p.maximum)) if v is not None)
         yield f"  param     {p.name}: {p.type}{bounds}" + ("" if p.default is None else f" = {p.default}")
+    if spec.layout is Layout.VARLEN:
+        yield "  lengths   cu_seqlens_q, cu_seqlens_kv: i32[batch + 1], read on the GPU; sequences with most keys first"
+    elif spec.layout is Layout.PADDED:
+        yield "  lengths   seqused_q, seqused_kv: i32[batch], read on the GPU; sequences with most keys first"
     for t in spec.tensors:
         yield f"  tensor    {t.name}: {t.dtype}[{', '.join(map(str, t.dims))}]" + (" sorted" if t.sorted else "")
 
@@ -113,7 +118,8 @@ def _mask(form: MaskForm) -> Iterator[str]:
 
 
 def _choice(plans: PlanSet) -> Iterator[str]:
-    yield "plans by max(seqlen_q, seqlen_kv):"
+    varlen = plans.spec.layout is Layout.VARLEN
+    yield f"plans by {'max(total_q, total_kv) / batch' if varlen else 'max(seqlen_q, seqlen_kv)'}:"
     low = 0
     for p, limit in zip(plans.plans, [*plans.limits, None], strict=True):
         where = f"{low + 1} to {limit}" if limit is not None else (f"from {low + 1}" if low else "all lengths")
