@@ -249,6 +249,9 @@ def kernel(name: str) -> Kernel:
     if name == "backward":
         causal = "attn 1\nattention causal {\n  head_dim = 128\n  mask = kv_idx <= q_pos\n}\n"
         return backward(load_spec(causal), Shape(1, 2, 1, 250, 400), 2, 2)  # two CTAs share four KV tiles
+    if name == "zeros ahead":  # two CTAs, four heads: dQ of the last two is zeroed by the KV tiles of the first two
+        full = "attn 1\nattention full {\n  head_dim = 64\n}\n"
+        return backward(load_spec(full), Shape(1, 4, 4, 64, 200), 2, 2)
     if name == "deterministic backward":
         text = "attn 1\nattention turns {\n  head_dim = 64\n  backward { deterministic = true }\n}\n"
         return backward(load_spec(text), Shape(1, 1, 1, 128, 640), 8, 4)

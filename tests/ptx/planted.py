@@ -2,7 +2,7 @@
 
 Barriers of a forward, by their place behind the first: q_full 0 8, q_empty 16 24, K full 32 40, empty 48 56, V full 64
 72, empty 80 88, mailbox full 96, empty 104 (tile 128 x 128). Arrivals and waits are counted in the order of the code:
-of a backward the load warp, the reducers one after the other, the consumers.
+of a backward the load warp, the reducers one after the other, the zeroer, the consumers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from inject import NUMBERS, Edit, Planted, always, drop, early, flip, skip_wait, sub, twice, unguard
 
 F, G, W = "causal 128x128", "causal 192x80", "window and sink"
-B, D = "backward", "deterministic backward"
+B, D, Z = "backward", "deterministic backward", "zeros ahead"
 ONE, TWO = "product", "pair's product"
 MAIN, PREPARE, FINISH = r"_1\($", "prepare", "finish"
 
@@ -21,9 +21,9 @@ LOAD = r"cp\.async\.bulk\.tensor.*global\.tile\.mbarrier"
 # of a backward: waits, and arrivals of one lane of a warp, by their place among all
 ANY = ""
 V_FREED, K_FREED, DV_STAGED = 3, 4, 12
-DS_FREED, DS_THERE, SLOT_FREED, TOLD = 28, 29, 33, 35
+DS_FREED, DS_THERE, SLOT_FREED, TOLD = 30, 31, 35, 37
 ONE_LANE = r"@%p\d+ mbarrier\.arrive"
-TOLD_READ, DS_WRITTEN, V_READ, K_READ = 8, 9, 17, 20
+TOLD_READ, DS_WRITTEN, V_READ, K_READ = 10, 11, 19, 22
 FENCE, COMMIT, WAIT = r"wgmma\.fence", r"wgmma\.commit_group", r"wgmma\.wait_group"
 
 
@@ -64,6 +64,13 @@ PLANTED = (
           drop(r"mbarrier\.arrive\.shared\.b64 %rd\d+, \[%r\d+\], ", 0, MAIN)),
     fault("turn-never-counted", D, "deadlock", "dQ's turn counter is not increased", "livelock, deadlock",
           drop(r"atom\.global\.release\.add", 1)),
+
+    fault("zeros-never-counted", Z, "deadlock", "dQ is zeroed, and nobody told", "livelock, deadlock",
+          drop(r"atom\.global\.release\.add", 0, MAIN)),
+    fault("zeros-not-awaited", Z, "missing wait", "a reducer adds to dQ that may not be zero", "race, wrong numbers",
+          always(r"ld\.acquire\.gpu", 0, MAIN), sub(r"ld\.acquire\.gpu", "ld.relaxed.gpu", 0, MAIN)),
+    fault("zeros-not-released", Z, "memory order", "dQ's zeros are counted without a release", "race, wrong numbers",
+          sub(r"atom\.global\.release\.add", "atom.global.add", 0, MAIN)),
 
     # --- counts, parities
     fault("expect-too-few", F, "transaction count", "announces half of V's bytes", "barrier-transaction",
