@@ -12,6 +12,8 @@ from attngen import api
 from attngen.cli.main import app
 from attngen.diag.diagnostic import AttnError
 from attngen.jit.kernel import AttngenNotice
+from attngen.passes.serves import why_not
+from attngen.syntax import load_spec
 
 BODIES = {
     "branches": """head_dim = 16, v = 24
@@ -41,7 +43,15 @@ def test_run_gives_a_result_and_the_reason(what: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["run", str(spec), "--seqlen", "33x50,40x19", "--cpu"])
     assert done.exit_code == 0, done.stderr
     assert done.stdout.count("CPU reference") == 2
-    assert f"not run: plan: E0402: sm_90a kernels do not serve {what} yet" in done.stderr
+    if why_not(load_spec(spec), "sm_90a"):
+        assert f"not run: plan: E0402: sm_90a kernels do not serve {what} yet" in done.stderr
+    else:  # served since; its plans are executed
+        assert "plan " in done.stdout and "not run: plan" not in done.stderr
+
+
+def test_something_is_not_served() -> None:
+    bodies = [load_spec(f"attn 1\n\nattention a {{\n  {body}\n}}\n") for body in BODIES.values()]
+    assert sum(bool(why_not(s, "sm_90a")) for s in bodies) >= 3
 
 
 def test_the_note_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
