@@ -26,6 +26,7 @@ PASSES = {
     "score_form": "score-form",
     "compute": "compute",
     "mask_plan": "mask",
+    "tile_test": "tile-map",
     "memory": "memory",
     "schedule": "schedule",
     "launch": "launch",
