@@ -44,8 +44,9 @@ MAP_ROWS MAP_WARPS RANGE_ELEMENTS at_word bit bits box_element count cta drops d
 high inside kept keeps kv_hi kv_lo known last least_and_most listed lowest_bit map_name map_row map_tiles map_words maps
 nan number outer outermost owner own_words past_end place place_0 places scan_box smaller some larger tile_map
 transpose_map turned whole word word_0
-ORDER_WARPS TOLD first_row_tile is_there key_tiles mdO_rows order order_words
-place row_tiles rows_kv rows_q seq_order sequence sequences start_kv start_q total_kv total_q
+FAR ORDER_WARPS TOLD WRAP first_row_tile is_there key_tiles mdO_rows order order_words
+place row_tiles rows rows_apart rows_in rows_kv rows_q seq_order sequence
+sequences shape start_kv start_q strides total_kv total_q
 """
 #: Words that the generated file defines or that Python and the DSL give a meaning; a name of a spec that is one of them
 #: gets a trailing underscore in the kernel.

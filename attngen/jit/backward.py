@@ -96,6 +96,7 @@ class Backward:
         self._sources: dict[tuple[str, ...], KernelSource] = {}
         self._lock = threading.RLock()
         self._bhsd = spec.layout is Layout.BHSD
+        self._padded = spec.layout is Layout.PADDED
         self._rewrites_do = rewrites_do(spec)
         self._heads_axis = 1 if spec.layout in (Layout.BHSD, Layout.VARLEN) else 2
 
@@ -304,7 +305,7 @@ class Backward:
         workspace = torch.empty(elements, dtype=_F32, device=state.device)
         if do is None:
             do = torch.zeros_like(inputs[3])
-        elif not contract.loads_by_tma(do):
+        elif not contract.loads_by_tma(do) or (self._padded and not contract.has_row_steps(do)):
             do = do.clone(memory_format=torch.contiguous_format)
         if dlse is None:
             dlse = state.zeros(lse.shape)

@@ -83,6 +83,12 @@ def loads_by_tma(x: torch.Tensor) -> bool:
     return d == 1 and not any(s % (ALIGN_BYTES // 2) for s in outer) and not x.data_ptr() % ALIGN_BYTES
 
 
+def has_row_steps(x: torch.Tensor) -> bool:
+    """Whether sequences of a padded tensor begin whole rows apart, as its kernels count them (`ragged` in a file)."""
+    step, row = x.stride(0), x.stride(1)
+    return x.shape[0] <= 1 or not step or (row > 0 and not step % row)
+
+
 def refused(what: str, failure: Exception) -> AttnError:
     """E0618: an entry point's own refusal, which no check explains."""
     lines = str(failure).strip().splitlines() or [repr(failure)]
@@ -194,6 +200,13 @@ def _has_strides(spec: AttentionSpec, name: str, x: torch.Tensor) -> None:
                 ),
                 helps=(f"pass {name}.contiguous(), or pad the rows to a multiple of {step} elements and slice",),
             )
+    if spec.layout is Layout.PADDED and not has_row_steps(x):
+        raise error(
+            "E0609",
+            f"`{name}` has stride {x.stride(0)} along batch, no multiple of its stride {x.stride(1)} along seqlen",
+            notes=(f"shape {_shape(x)}, strides {x.stride()}; a padded call counts the rows between two sequences",),
+            helps=(f"pass {name}.contiguous(), or give the cache a whole number of rows for each batch entry",),
+        )
     if x.data_ptr() % ALIGN_BYTES:
         raise error(
             "E0610",

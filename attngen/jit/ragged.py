@@ -97,6 +97,9 @@ class RaggedLauncher(Launcher):
         for at, axis in self._batch_axes:
             if tail[at].shape[axis] != batch:
                 contract.validate(self.spec, q, k, v, self._binder.split(tail)[1], out, lse)
+        if not self._varlen and not all(map(contract.has_row_steps, (q, k, v, *(() if out is None else (out,))))):
+            q, k, v = (contract.normalized(x) for x in (q, k, v))  # one row: its stride says nothing
+            contract.validate(self.spec, q, k, v, self._binder.split(tail)[1], out, lse)
         if scale is None:
             scale = self.scale.of(tail) if self._default_scale != self._default_scale else self._default_scale
         else:

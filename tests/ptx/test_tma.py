@@ -408,6 +408,15 @@ def test_a_tensor_that_leaves_its_array() -> None:
     assert kernel.kinds() == {"out-of-bounds"}
 
 
+def test_a_load_from_a_map_whose_base_is_no_memory() -> None:
+    """The box is all there; hardware touches the base as well."""
+    array = aligned((20, 64), np.uint16)
+    kernel = loader(array, "u16", (64, 8), (0, 10))
+    assert kernel.kinds() == set()
+    kernel.arrays = {"a": array[8:]}
+    assert kernel.kinds() == {"out-of-bounds"}
+
+
 STORE = """
     setp.ne.u32 %p1, %r0, 0;
     @%p1 bra DONE;

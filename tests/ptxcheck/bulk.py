@@ -113,18 +113,24 @@ def to_global(machine: Machine, at: Array, reduce: Reduce | None = None) -> Sink
 def _pieces(base: int, region: Region) -> tuple[Array, int]:
     """Addresses and size of the aligned pieces, 16 bytes where possible, that make up a region in its order."""
     *outer, row = region.shape
-    rows = np.full(1, base + region.offset, np.int64)
+    first = (base + region.offset) % (1 << 64)  # addresses wrap around
+    rows = np.full(1, first, np.int64)
     for count, stride in zip(outer, region.strides, strict=False):
         rows = (rows[:, None] + np.arange(count) * stride).ravel()
-    size = math.gcd(UNIT, row, base + region.offset)
+    size = math.gcd(UNIT, row, first)
     return (rows[:, None] + np.arange(0, row, size)).ravel(), size
 
 
 def from_box(machine: Machine, m: TensorMap, coords: tuple[int, ...]) -> Source:
-    """The box of a tensor at `coords`, zero where it lies outside the tensor."""
+    """The box of a tensor at `coords`, zero where it lies outside the tensor.
+
+    The base of the tensor must be memory, whatever the box: a Hopper GPU was seen to fault where it is not mapped.
+    """
 
     def source(actor: Actor) -> Array:
         out = np.zeros(m.box_shape, np.uint8)
+        if machine.global_.find(actor, np.array([m.base]), 1) is None:
+            return out.reshape(-1, UNIT)
         region = m.region(coords)
         if not region.empty:
             at, size = _pieces(m.base, region)

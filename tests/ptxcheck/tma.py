@@ -91,7 +91,7 @@ class TensorMap:
         offset, shape, place = 0, [], []
         for start, box, dim, stride in zip(coords, self.box, self.dims, self.strides, strict=True):
             low, high = max(start, 0), min(start + box, dim)
-            offset += low * stride
+            offset += low * stride  # any, as addresses wrap around 64 bits
             shape.append(max(high - low, 0))
             place.append(slice(low - start, max(high, low) - start))
         shape[0] *= size

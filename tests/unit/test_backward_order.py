@@ -94,8 +94,8 @@ def test_a_pair_is_zeroed_by_tiles_of_lower_numbers(
     grouped: bool, descends: bool, heads: int, batch: int, n_blocks: int, workers: int
 ) -> None:
     """So nothing deadlocks however few CTAs run; heads that come one by one are not even waited for."""
-    schedule = planned("").plans[0].schedule.replace(
-        grouped=grouped, kv_order="descending" if descends else "ascending"
+    schedule = (
+        planned("").plans[0].schedule.replace(grouped=grouped, kv_order="descending" if descends else "ascending")
     )
     numbers: dict[int, list[int]] = {}
     for number, (b, h, _) in enumerate(launch_order(schedule, n_blocks, heads, batch, workers)):

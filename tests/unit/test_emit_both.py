@@ -158,6 +158,7 @@ def test_names_of_a_spec_that_the_join_gives_to_others() -> None:
 
 # ---- what is left out ------------------------------------------------------------------------------------------------
 
+
 def test_without_a_backward_the_forward_says_why() -> None:
     spec = load_spec(large())
     source = api.compile(spec)

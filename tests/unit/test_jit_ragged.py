@@ -169,9 +169,7 @@ def test_check_looks_at_sequences_alone() -> None:
     q = torch.ones(2, 6, 4, 64, dtype=BF16)
     q[1, 4:] = math.nan
     used = torch.tensor([6, 4]).int()
-    o, lse = attention(
-        q, q, q, seqused_q=used, seqused_kv=used, shift=torch.zeros(2, 4), check=True, return_lse=True
-    )
+    o, lse = attention(q, q, q, seqused_q=used, seqused_kv=used, shift=torch.zeros(2, 4), check=True, return_lse=True)
     assert o.isfinite().all() and (o[1, 4:] == 0).all() and (lse[1, :, 4:] == -math.inf).all()
     q[1, 3] = math.nan
     with pytest.raises(AttnError, match="NaN"):
@@ -263,3 +261,24 @@ def test_backward_launch(attach: Any) -> None:
     assert (workers, scaled) == (132, 1.0) and a is cu_q and b is cu_kv and bias is shift
     assert given[7].shape == q.shape and found[3].shape == (3, 4) and asked == [()]
     assert attention.backward.reduced() == {"shift"}
+
+
+def test_sequences_that_begin_between_rows_are_refused() -> None:
+    """A padded kernel counts whole rows from sequence to sequence; others would read elsewhere without a word."""
+    from attngen.jit import contract
+
+    spec = load_spec("attn 1\nattention one {\n  head_dim = 64\n  layout = padded\n}\n")
+    memory = torch.zeros(4096, dtype=torch.bfloat16)
+    q = k = torch.zeros(2, 5, 2, 64, dtype=torch.bfloat16)
+    lengths = {"seqused_q": torch.tensor([5, 3]).int(), "seqused_kv": torch.tensor([5, 3]).int()}
+    askew = memory.as_strided((2, 5, 2, 64), (5 * 128 + 8, 128, 64, 1))
+    assert not contract.has_row_steps(askew)
+    with pytest.raises(AttnError) as raised:
+        contract.validate(spec, q, k, askew, lengths)
+    assert raised.value.code == "E0609" and "no multiple of its stride 128 along seqlen" in str(raised.value)
+    cache = memory.as_strided((2, 5, 2, 64), (7 * 128, 128, 64, 1))  # a longer cache, cut
+    shared = memory.as_strided((2, 5, 2, 64), (0, 128, 64, 1))
+    single = memory.as_strided((1, 5, 2, 64), (1, 128, 64, 1))
+    assert all(map(contract.has_row_steps, (q, cache, shared, single)))
+    one = contract.normalized(memory.as_strided((2, 1, 2, 64), (128, 24, 64, 1)))
+    assert contract.has_row_steps(one)

@@ -229,19 +229,14 @@ GAPS: dict[str, tuple[AttentionSpec, str]] = {
     "head_dim 12": (spec(d=12, dv=64), "head_dim = 12"),
     "head_dim 264": (spec(d=264, dv=64), "head_dim = 264"),
     "head_dim v": (spec(d=64, dv=260), "v = 260"),
-    "packed v": (
-        spec(d=64, dv=32, layout=Layout.PACKED_QKV), "layout packed_qkv where V has a head dim of its own"
-    ),
+    "packed v": (spec(d=64, dv=32, layout=Layout.PACKED_QKV), "layout packed_qkv where V has a head dim of its own"),
     "packed view": (
-        spec(d=64, dv=64, layout=Layout.PACKED_QKV, v_view_start=0), "layout packed_qkv with V as a view of K"
+        spec(d=64, dv=64, layout=Layout.PACKED_QKV, v_view_start=0),
+        "layout packed_qkv with V as a view of K",
     ),
-    "varlen relu": (
-        spec(layout=Layout.VARLEN, normalizer=Normalizer.RELU), "the relu normalizer in layout varlen"
-    ),
+    "varlen relu": (spec(layout=Layout.VARLEN, normalizer=Normalizer.RELU), "the relu normalizer in layout varlen"),
     "padded, its own name": (
-        spec(layout=Layout.PADDED).replace(
-            tensors=(TensorDecl(name="seqused_q", dtype=DType.I32, dims=("batch",)),)
-        ),
+        spec(layout=Layout.PADDED).replace(tensors=(TensorDecl(name="seqused_q", dtype=DType.I32, dims=("batch",)),)),
         "`seqused_q`, which layout padded has of its own,",
     ),
     "paged": (spec(layout=Layout.PAGED), "layout paged"),
