@@ -76,6 +76,7 @@ def explain(
     from attngen import samples
     from attngen.directions import plan_gradients
     from attngen.passes.parts import describe, formula, several
+    from attngen.passes.selected import is_selected
     from attngen.passes.serves import served_parts
     from attngen.rooflines import roofline, roofline_backward
     from attngen.search import plan
@@ -98,6 +99,7 @@ def explain(
     spec = common.load(subject, name, changes)
     all_params = samples.params(spec, common.settings_of(param or [], "--param"))
     shapes = [_shape(spec, n, seqlen_kv, batch, heads, heads_kv) for n in _lengths(seqlen)]
+    timed = [] if is_selected(spec) else shapes  # how many keys are listed is the call's affair
     chosen = served_parts(spec, common.pick_target(spec, target), part)
     drawn = svg is not None or png is not None
     if drawn and len(chosen) > 1:
@@ -106,13 +108,13 @@ def explain(
     texts = [describe(spec)] if len(chosen) > 1 else []
     for one in chosen:
         own = one.spec
-        params = {p.name: all_params[p.name] for p in own.params}
+        params = {p.name: all_params.get(p.name, 1) for p in own.params}
         plans = plan(own, common.pick_target(spec, target))
         gradients = plan_gradients(own, plans.target)
-        lines = [(label, roofline(plans, shape, params, x)) for label, shape, x in _calls(own, shapes)]
+        lines = [(label, roofline(plans, shape, params, x)) for label, shape, x in _calls(own, timed)]
         back = gradients.plans
         back_lines = (
-            [(label, roofline_backward(back, shape, params, x)) for label, shape, x in _calls(own, shapes)]
+            [(label, roofline_backward(back, shape, params, x)) for label, shape, x in _calls(own, timed)]
             if back
             else []
         )

@@ -34,8 +34,8 @@ class SeveralAttention:
     Segments: `attn(q, k, v, segments={"past": (k2, v2)}, **keywords)`, a (k, v) for each, of any length.
     Keywords and shapes as `Attention` has them. lse (batch, heads_q, seqlen_q) is that of all keys; with branches it
     has a leading axis of them, each by itself.
-    Numerics: each part's O is rounded to the input's dtype; their sum, weights and epilogue are fp32, rounded once to
-    the input's or the spec's output dtype.
+    Numerics: each part's O is rounded to the input's dtype, or none where the spec's output dtype is f32; their sum,
+    weights and epilogue are fp32, rounded once to the input's or the spec's output dtype.
     Gradients: of every q, k, v and tensor declared `grad`. Saved: q, k, v, O and LSE of each part, O(N).
     `parts`: the Attention of each part by name. Devices, dtypes, autocast and torch.compile as `Attention`.
     Raises: AttnError as `Attention`; E0604, E0607 also for a tuple or segments that do not fit the spec.

@@ -16,8 +16,8 @@ from attngen.diag.diagnostic import AttnError, error
 from attngen.diag.span import Span
 from attngen.ir.expr import Atom, Expr, atom, params_of, tensors_of
 from attngen.ir.spec import AttentionSpec, TensorDecl
-from attngen.ir.types import Layout
-from attngen.passes.selected import is_selected, selected_spec
+from attngen.ir.types import DType, Layout
+from attngen.passes.selected import BLOCKS, is_selected, selected_spec
 
 #: The part of a spec with segments that reads the call's own k and v, unless a segment has that name.
 MAIN = "main"
@@ -79,6 +79,7 @@ def _alone(
     spec: AttentionSpec, name: str, score: Expr, mask: Expr, sink: Expr | None, what: str, span: Span | None
 ) -> AttentionSpec:
     """The spec of one softmax: what it reads is declared, the rest of `spec` is left out."""
+    given = spec.block_sparse is not None and spec.block_sparse.given
     read = [e for e in (score, mask, sink, spec.scale) if e is not None]
     params = frozenset().union(*(params_of(e) for e in read))
     tensors = frozenset().union(*(tensors_of(e) for e in read))
@@ -93,8 +94,9 @@ def _alone(
         branches=(),
         segments=(),
         epilogue=atom("o"),
-        out_dtype=None,
+        out_dtype=DType.F32 if spec.out_dtype is DType.F32 else None,
         max_logit=False,
+        block_sparse=None if spec.block_sparse is None or (given and BLOCKS not in tensors) else spec.block_sparse,
         span=span or spec.span,
     )
 
@@ -167,5 +169,3 @@ def gaps(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
         yield f"layout {spec.layout} with {what}", spec.span, "use layout = bshd or bhsd"
     if spec.max_logit:
         yield f"the max-logit output with {what}", spec.span, "leave it out"
-    if spec.block_sparse is not None and spec.block_sparse.given:
-        yield f"given block lists with {what}", spec.block_sparse.span or spec.span, "let the mask make them"

@@ -140,5 +140,7 @@ def _of_lists(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
         yield f"{what} with {'branches' if spec.branches else 'KV segments'}", span, "use blocks of both, 64 x 64 say"
     if spec.layout not in (Layout.BSHD, Layout.BHSD):
         yield f"{what} in layout {spec.layout}", spec.span or span, "use layout = bshd or bhsd"
+    if spec.max_logit:
+        yield f"the max-logit output of {what}", span, "leave it out"
     if spec.v_view_start is not None:
         yield f"{what} with V as a view of K", spec.span or span, "pass v: a slice of k, gathered beside it"

@@ -7,6 +7,7 @@ import pytest
 import attngen
 from attngen.diag.diagnostic import AttnError
 from attngen.ir.expr import Atom
+from attngen.ir.types import DType
 from attngen.passes.parts import formula, is_composed, kernel_spec, parts, pick
 from attngen.passes.serves import served_parts, why_not
 from attngen.search import plan
@@ -85,6 +86,17 @@ def test_segments() -> None:
         assert plan(p.spec).plans
 
 
+def test_given_blocks_and_fp32() -> None:
+    """Blocks are over the call's own keys, in every branch; parts of an fp32 output are fp32."""
+    clause = "bshd\n  block_sparse { q = 64, kv = 64, lists = given }\n  output { dtype = f32 }"
+    own, past, _ = parts(load_spec(SEGMENTS.replace("LAYOUT", clause)))
+    assert own.spec.block_sparse is not None and "blocks" in {t.name for t in own.spec.tensors}
+    assert past.spec.block_sparse is None and {p.spec.out_dtype for p in (own, past)} == {DType.F32}
+    text = BRANCHES.replace("  mask     =", "  block_sparse { q = 64, kv = 64, lists = given }\n  mask =", 1)
+    both = parts(load_spec(text))
+    assert all(p.spec.block_sparse is not None and "blocks" in {t.name for t in p.spec.tensors} for p in both)
+
+
 def test_one_kernel_is_itself() -> None:
     spec = load_spec("attn 1\nattention one {\n  head_dim = 64\n}\n")
     assert kernel_spec(spec) is spec and [(p.name, p.spec) for p in parts(spec)] == [("one", spec)]
@@ -117,7 +129,7 @@ def test_asking_for_one_of_several() -> None:
         (SEGMENTS.replace("LAYOUT", "varlen"), "layout varlen with KV segments"),
         (BRANCHES.replace("v = 128", "v = 264"), "v = 264"),
         (SEGMENTS.replace("LAYOUT", "bshd\n  output { max_logit = true }"), "max-logit output with KV segments"),
-        (SEGMENTS.replace("LAYOUT", "bshd\n  block_sparse { q = 64, kv = 64, lists = given }"), "given block lists"),
+        (SEGMENTS.replace("LAYOUT", "bshd\n  block_sparse { q = 1, kv = 64, lists = given }"), "with KV segments"),
     ],
 )
 def test_what_is_refused(changed: str, words: str) -> None:
