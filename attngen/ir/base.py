@@ -36,6 +36,11 @@ class Node(BaseModel):
     def __hash__(self) -> int:
         return self._hash
 
+    def __getstate__(self) -> dict[Any, Any]:
+        """The fields alone: a hash that is kept here is another one in the process that a pickle goes to."""
+        state = super().__getstate__()
+        return {**state, "__dict__": {n: v for n, v in state["__dict__"].items() if n in type(self).model_fields}}
+
     def replace(self, **changes: Any) -> Self:
         """Return a copy with `changes`, validated again (`model_copy(update=…)` would not validate)."""
         values = {n: getattr(self, n) for n in type(self).model_fields}
