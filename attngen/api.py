@@ -180,9 +180,15 @@ def explain(spec: SpecLike, *, target: str | None = None, name: str | None = Non
     return "\n\n".join(blocks)
 
 
-@staged("spec")
 def resolve(spec: SpecLike, name: str | None, options: Options) -> AttentionSpec:
     """The spec with every override applied."""
+    if isinstance(spec, AttentionSpec) and name is None and options == Options(target=options.target):
+        return spec  # as it was resolved before: no stage of its own
+    return _resolve(spec, name, options)
+
+
+@staged("spec")
+def _resolve(spec: SpecLike, name: str | None, options: Options) -> AttentionSpec:
     settings()  # ATTNGEN_LOG counts from the first stage on
     if name is not None and not isinstance(name, str):
         raise error(

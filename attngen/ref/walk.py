@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 class Tile(NamedTuple):
@@ -36,6 +37,8 @@ def mapped(kept: torch.Tensor, tile_m: int, tile_n: int) -> tuple[torch.Tensor, 
 
     A tile with keys past the end is never kept whole; rows past the end do not count.
     """
+    import torch
+
     *front, rows, keys = kept.shape
     m_blocks, n_blocks = -(-rows // tile_m), -(-keys // tile_n)
     tiles = []

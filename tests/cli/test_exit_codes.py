@@ -100,8 +100,8 @@ def test_check_prints_nothing_on_stdout_for_people(attngen, causal):
 
 
 def test_check_plan_refuses_what_no_target_serves(attngen, tmp_path):
-    spec = tmp_path / "sigmoid.attn"
-    spec.write_text("attn 1\nattention x {\n  head_dim = 64\n  normalizer = sigmoid\n}\n")
+    spec = tmp_path / "large.attn"
+    spec.write_text("attn 1\nattention x {\n  head_dim = 576\n}\n")
     assert attngen("check", spec).code == 0
     done = attngen("check", spec, "--plan")
     assert done.code == 1 and "error[E04" in done.err

@@ -202,7 +202,7 @@ def test_skips_pay(s: AttentionSpec) -> None:
     plans = narrow(plan_backward(s))
     shape = samples.Shape(batch=1, heads_q=1, heads_kv=1, seqlen_q=n, seqlen_kv=n)
     q, k, v = (t.double() for t in samples.qkv(plans.spec, shape))
-    params, tensors = samples.params(s), samples.tensors(s, shape)
+    params, tensors = samples.params(s), samples.tensors(plans.spec, shape)
     out = dense.attention(plans.spec, q, k, v, params, tensors)
     trace = interp_backward.run(plans, q, k, v, out.o, out.lse, out.o, None, params, tensors).trace
     env = {**positions(n, n), **{name: torch.tensor(value) for name, value in params.items()}}

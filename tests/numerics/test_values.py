@@ -14,6 +14,7 @@ from attngen.ir.types import DType, Normalizer, Type
 from attngen.passes.mask_form import mask_form
 from attngen.ref import blockwise, dense
 from attngen.ref.evaluate import evaluate
+from attngen.ref.tables import table_values
 
 BIAS_C = param("cap", Type.FLOAT)
 
@@ -205,6 +206,7 @@ def count(
     brute = int(torch.broadcast_to(evaluate(mask.e, env, tensors), (1, 1, sq, skv)).sum())  # type: ignore[attr-defined]
     form = mask_form(spec(mask, tensors=tuple(tensors)))
     rows = torch.zeros(sq, skv, dtype=torch.bool)
+    tensors = {**tensors, **table_values(form.tables, env, tensors)}
     if form.is_exact:
         for c in form.clauses:
             low, up, on = (

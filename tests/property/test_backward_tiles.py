@@ -77,14 +77,12 @@ class Cta:
 def test_every_kv_tile_is_taken_once(name: str, data: st.DataObject) -> None:
     """By any number of CTAs, whoever is the next to take one; and every step and every K is loaded once, in order."""
     kv_tiles, heads = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 3))
-    by_ticket = "wide" in name or "turns" in name  # the first tile too
     ctas = min(kv_tiles, data.draw(st.integers(1, 5)))
     walks = {n: data.draw(st.integers(0, 4)) for n in range(kv_tiles)}
-    left = kv_tiles if by_ticket else kv_tiles - ctas
-    takers = [data.draw(st.integers(0, ctas - 1)) for _ in range(left)]
+    takers = [data.draw(st.integers(0, ctas - 1)) for _ in range(kv_tiles)]
     running = []
     for number in range(ctas):
-        cta = Cta([*(n for n, taker in enumerate(takers) if taker == number), left + number], walks)
+        cta = Cta([*(n for n, taker in enumerate(takers) if taker == number), kv_tiles + number], walks)
         space: dict[str, Any] = {
             "Int32": int,
             "lowest_bit": lambda word: (word & -word).bit_length() - 1,

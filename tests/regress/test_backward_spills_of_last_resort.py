@@ -33,7 +33,8 @@ def test_a_tile_that_leaves_registers(d: int, dv: int, score: str, name: str) ->
 
 
 def test_a_tile_that_spills_nothing_is_kept() -> None:
-    assert planned(128, 128, "s * slopes[h]", ("slopes",)).name == "48x128"
+    """Two CTAs that share the score's work, since dK's warpgroup computes S again: no register is short there."""
+    assert planned(128, 128, "s * slopes[h]", ("slopes",)).name == "64x2x64"
 
 
 def test_a_tile_without_room_is_better_than_none() -> None:

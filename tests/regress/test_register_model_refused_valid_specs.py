@@ -22,4 +22,5 @@ attention a {{
 @pytest.mark.parametrize("d", [8, 64, 128, 160, 240, 256])
 def test_a_spec_full_of_loads_plans_at_every_head_dim(d: int) -> None:
     plans = plan(load_spec(TEXT.format(d=d))).plans
-    assert plans and all(p.compute.tile_n >= MIN_TILE_N for p in plans)
+    # the widest heads leave registers for half of that, beside a bias and a table that are loaded ahead
+    assert plans and all(p.compute.tile_n >= (MIN_TILE_N if d < 240 else 32) for p in plans)
