@@ -46,11 +46,15 @@ GALLERY: tuple[Entry, ...] = (
     Entry("mla", "head dims 192 and 128"),
     Entry("longformer", "a mask tested element by element"),
     Entry("whisper", "fp16, layout bhsd"),
+    Entry("calls/unpadded", "packed sequences: ends that TMA sees, longest first", name="modernbert_unpadded"),
+    Entry("bigbird", "a map of the tiles, made by a launch before", name="bigbird_lists"),
     Entry("causal", "backward: 64 keys a warpgroup, dQ one step behind", direction="backward"),
     Entry("gpt_oss", "backward: gradient of the sinks, a window", direction="backward"),
     Entry("gemma2", "backward: the slope of a softcap, head dim 256 with split operands", direction="backward"),
     Entry("mla", "backward: head dims 192 and 128", direction="backward"),
     Entry("causal", "backward: dQ by turns", direction="backward", overrides={"deterministic": True}),
+    Entry("calls/unpadded", "backward: packed sequences", name="modernbert_unpadded", direction="backward"),
+    Entry("bigbird", "backward: a map of the tiles of each head", name="bigbird_lists", direction="backward"),
 )
 
 

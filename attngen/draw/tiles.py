@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from attngen.ir import integers
 from attngen.ir.expr import Expr
 from attngen.ir.forms import MaskForm
 from attngen.ir.plan import KernelPlan
-from attngen.ref.walk import tiles_of
+from attngen.ref.walk import Tile, mapped_tiles, tiles_of
 from attngen.samples import Shape
 
 
@@ -76,13 +76,16 @@ def tiling(
     """The loop of `plan` for one batch and head."""
     step = 64 if plan.mask.ranges_per_warpgroup else plan.compute.tile_m
     starts = range(0, shape.seqlen_q, step)
+    tile_n, n_blocks = plan.compute.tile_n, -(-shape.seqlen_kv // plan.compute.tile_n)
+    if plan.mask.map is not None:
+        walks = _mapped(plan, starts, environment(shape, batch, head, params), tensors)
+        return Tiling(step, tile_n, n_blocks, tuple(RowTile(s, min(s + step, shape.seqlen_q), w) for s, w in walks))
     ranges = _ranges(plan.mask.form, starts, step, shape, batch, head, params, tensors)
-    tile_n = plan.compute.tile_n
     rows = tuple(
         RowTile(start, min(start + step, shape.seqlen_q), _walk([r[i] for r in ranges], tile_n))
         for i, start in enumerate(starts)
     )
-    return Tiling(step, tile_n, -(-shape.seqlen_kv // tile_n), rows)
+    return Tiling(step, tile_n, n_blocks, rows)
 
 
 Bounds = tuple[int, int, int, int]
@@ -152,8 +155,31 @@ def _walk(clauses: list[Bounds], tile_n: int) -> tuple[Segment, ...]:
     """The visits of one row tile, neighbours that are treated alike as one segment; none where no key is live."""
     if all(lower_min >= upper_max for lower_min, _, _, upper_max in clauses):
         return ()
+    return _segments(tiles_of(clauses, tile_n))
+
+
+def _mapped(
+    plan: KernelPlan, starts: range, env: dict[str, Any], tensors: Mapping[str, Any]
+) -> Iterator[tuple[int, tuple[Segment, ...]]]:
+    """First row and visits of every row tile as a map of the call's own pairs has them: O(rows * keys)."""
+    import torch
+
+    from attngen.ref.evaluate import evaluate
+
+    rows, keys = int(env["seqlen_q"]), int(env["seqlen_kv"])
+    kv_idx = torch.arange(keys)
+    for start in starts:
+        q_idx = torch.arange(start, min(start + starts.step, rows)).unsqueeze(1)
+        full = {**env, "q_idx": q_idx, "q_pos": q_idx + (keys - rows), "kv_idx": kv_idx}
+        kept = torch.as_tensor(evaluate(plan.mask.form.mask, full, dict(tensors), clamp=True))
+        kept = kept.expand(len(q_idx), keys)
+        yield start, _segments(mapped_tiles(kept, plan.compute.tile_n)) if kept.any() else ()
+
+
+def _segments(tiles: Iterable[Tile]) -> tuple[Segment, ...]:
+    """Visits one after the other, neighbours that are treated alike as one segment."""
     segments: list[Segment] = []
-    for n_block, masked in tiles_of(clauses, tile_n):
+    for n_block, masked in tiles:
         last = segments[-1] if segments else None
         if last is not None and last.masked == masked and last.last == n_block + 1:
             segments[-1] = Segment(last.first, n_block, masked)

@@ -66,8 +66,9 @@ def launch_backward(kernel, f, index: int, shape: tuple[int, ...]) -> tuple[torc
     """One launch for any O, dO and LSE: which addresses are touched, and in what order, does not depend on them."""
     q, k, v, extra = kernel.inputs(torch, *shape)
     batch, heads_q, _, seqlen_q, _ = shape
-    o, do = (torch.randn(*q.shape[:3], v.shape[3], device=q.device).to(q.dtype) for _ in range(2))
-    lse, dlse = (torch.randn(batch, heads_q, seqlen_q, device=q.device) for _ in range(2))
+    rows = (batch, heads_q, seqlen_q) if q.ndim == 4 else (heads_q, q.shape[0])  # padded or not, or packed
+    o, do = (torch.randn(*q.shape[:-1], v.shape[-1], device=q.device).to(q.dtype) for _ in range(2))
+    lse, dlse = (torch.randn(*rows, device=q.device) for _ in range(2))
     args = kernel.arguments(torch, index, q, k, v, o, do, lse + 5.0, dlse, extra, 0.1)
     f(*args)
     return args[7:10]

@@ -37,9 +37,12 @@ sys.path.append(str(ROOT / "tests" / "ptx"))
 import backward_calls  # noqa: E402
 import test_gallery as gallery  # noqa: E402
 from ptxcheck.compile import OPTIONS, _scratch, load_text  # noqa: E402
-from ptxcheck.launch import check  # noqa: E402
+from ptxcheck.launch import check, map_arguments, table_arguments  # noqa: E402
+from ragged_calls import Call  # noqa: E402
 
-BACKWARDS = [("causal", ()), ("gemma2_local", ()), ("gpt_oss_local", ("sinks",)), ("mla_prefill", ())]
+BACKWARDS = [
+    ("causal", ()), ("gemma2_local", ()), ("gpt_oss_local", ("sinks",)), ("mla_prefill", ()), ("bigbird_lists", ())
+]  # fmt: skip
 SHAPE = Shape(1, 2, 1, 200, 333)
 #: Of the largest element, an element's difference; and the share of elements that may differ at all.
 ULP16, SHARE = 2**-7, 0.05
@@ -133,10 +136,17 @@ def forward_arguments(spec: Any, shape: Shape, *, equal_scores: bool = False) ->
 
 @pytest.mark.parametrize(("file", "plan"), gallery.PLANS, ids=[f"{f.name.split('.')[0]}-{i}" for f, i in gallery.PLANS])
 def test_forward(file: Path, plan: int) -> None:
-    spec = gallery.SPECS[file.name.split(".")[0]]
+    spec = gallery.spec_of(file)
     module = load_text(file.read_text(encoding="utf-8"), spec.name)
     function = module.compile_plan(plan, f"{OPTIONS} --dump-dir {_scratch().name}")
-    gpu, checker = on_both(function, forward_arguments(spec, SHAPE), [3, 4])
+    if spec.layout.is_ragged:
+        call = Call(spec, [(131, 131), (0, 9), (60, 203), (100, 77)], tail=3, given=gallery.SMALL.get(spec.name))
+        _, arguments = call.arguments(5)
+    else:
+        arguments = forward_arguments(spec, SHAPE)
+        arguments += map_arguments(module.ATTN_META, plan, *arguments[:2], spec.layout.value)
+        arguments += table_arguments(module, *arguments[:2], spec.layout.value)
+    gpu, checker = on_both(function, arguments, [3, 4])
     for name, a, b in zip(("o", "lse"), gpu, checker, strict=True):
         close(name, a, b)
 

@@ -101,22 +101,25 @@ class Call:
         self, module: ModuleType, plan: int = 0, *, workers: int = 3, **options: Any
     ) -> tuple[Tensor, Tensor, Report]:
         """O and LSE, NaN where nothing was written, and the report."""
+        names, arguments = self.arguments(workers)
+        report = check(compile_module(module, plan), *arguments, names=names, **options)
+        o, lse, counter = arguments[3:6]
+        assert counter.item() == 0 or report.faults, f"the kernel leaves its tile counter at {counter.item()}"
+        return o, lse, report
+
+    def arguments(self, workers: int) -> tuple[list[str], list[Any]]:
+        """What a compiled forward takes, and their names; O and LSE, at 3 and 4, hold NaN."""
         q, k, v = self.qkv
         batch = len(next(iter(self.lengths.values()))) - self.varlen
         o = torch.full((*q.shape[:-1], v.shape[-1]), NAN, dtype=q.dtype)
         lse = torch.full((q.shape[1], q.shape[0]) if self.varlen else (q.shape[0], q.shape[2], q.shape[1]), NAN)
         counter = torch.zeros(1, dtype=torch.int32)
         order = torch.full((2 * (batch + self.varlen) + 1,), -1, dtype=torch.int32)
-        tail = (*self.params.values(), *self.lengths.values(), *self.tensors.values())
         scale = Scale(self.spec)
         value = scale.default if scale.default == scale.default else scale.of((*self.params.values(),))
         names = ["q", "k", "v", "o", "lse", "tile_counter", "softmax_scale", "workers", "seq_order"]
-        names += [*self.params, *self.lengths, *self.tensors]
-        report = check(
-            compile_module(module, plan), q, k, v, o, lse, counter, value, workers, order, *tail, names=names, **options
-        )
-        assert counter.item() == 0 or report.faults, f"the kernel leaves its tile counter at {counter.item()}"
-        return o, lse, report
+        tail = {**self.params, **self.lengths, **self.tensors}
+        return [*names, *tail], [q, k, v, o, lse, counter, value, workers, order, *tail.values()]
 
     def verify(self, module: ModuleType, plan: int = 0, **options: Any) -> tuple[Tensor, Tensor]:
         """One call without a fault, whose results are the dense meaning's to within rounding."""
@@ -138,7 +141,7 @@ class Gradients:
         plans = plan_backward(spec, captured=())
         if tile:
             plans = plans.replace(plans=tuple(p for p in (*plans.plans, *plans.others) if p.name == tile))
-        self.spec = spec
+        self.spec, self.plans = spec, plans
         self.module = load_text(emit_backward(plans).text, f"{spec.name}_bwd")
         self.code = compiled(self.module, "backward", lambda options: self.module.compile_backward(0, options))
 

@@ -58,6 +58,7 @@ FULL = written(64)
         # unions of intervals, rows that see all; terms of a row and of a key; a table by two offsets, windows by batch
         ("bd3lm", (), (Shape(1, 2, 1, 140, 140),)),
         ("bigbird", (), (Shape(1, 1, 1, 400, 400),)),
+        ("bigbird_lists", (), (Shape(1, 2, 1, 200, 250),)),
         ("forgetting", ("decay",), (SQUARE,)),
         ("swin_shifted", ("table",), (Shape(4, 2, 2, 49, 49),)),
         ("tree_verify", (), (Shape(2, 2, 1, 40, 140),)),

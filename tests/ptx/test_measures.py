@@ -16,12 +16,15 @@ from backward_calls import call, kernels, run
 from ptxcheck.compile import compile_file
 from ptxcheck.counters import Counters
 from ptxcheck.launch import attngen_call
-from test_gallery import FILES, PLANS, SMALL, SPECS
+from ptxcheck.report import Report
+from ragged_calls import Call, Gradients
+from test_gallery import FILES, PLANS, RAGGED, SMALL, SPECS, spec_of
 
 import attngen.search as search
 from attngen import samples
 from attngen.draw.tiles import tiling
 from attngen.ir.plan import KernelPlan
+from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
 from attngen.jit.scale import Scale
 from attngen.rooflines import roofline_backward
@@ -59,24 +62,33 @@ def walked(plan: KernelPlan, shape: Shape, params: Any, tensors: Any) -> tuple[f
     return visited, loaded, row_tiles
 
 
-@pytest.mark.parametrize(("file", "index"), PLANS, ids=[f"{f.name.split('.')[0]}-{i}" for f, i in PLANS])
-def test_forward(file: Path, index: int) -> None:
-    spec = SPECS[file.name.split(".")[0]]
-    plan = search.plan(spec).plans[index]
-    c = plan.compute
-    shape = Shape(1, 2, 1, 2 * c.tile_m, 2 * c.tile_m)
-    q, k, v = samples.qkv(spec, shape, seed=3)
+def measured(file: Path, index: int, spec: AttentionSpec, shape: Shape) -> tuple[Any, Any, Report]:
+    """Params and captured tensors of one call, and the report; of a ragged layout one sequence."""
     given = {n: x for n, x in SMALL.get(spec.name, {}).items() if n in {p.name for p in spec.params}}
+    module, _ = compile_file(file, index)
+    if spec.layout.is_ragged:
+        packed = Call(spec, [(shape.seqlen_q, shape.seqlen_kv)], (shape.heads_q, shape.heads_kv), seed=3, given=given)
+        return packed.params, packed.tensors, packed.run(module, index, measure=True)[2]
+    q, k, v = samples.qkv(spec, shape, seed=3)
     params, tensors = samples.params(spec, given), samples.tensors(spec, shape, seed=3)
     bhsd = spec.layout is Layout.BHSD
     scale = Scale(spec)
     extra = (*params.values(), *tensors.values())
-    module, _ = compile_file(file, index)
     _, _, report = attngen_call(
         module, index, *(x.transpose(1, 2).contiguous() if bhsd else x for x in (q, k, v)),
         params=tuple(params.values()), tensors=tuple(tensors.values()), layout="bhsd" if bhsd else "bshd",
         scale=scale.default if scale.default == scale.default else scale.of(extra), measure=True,
     )  # fmt: skip
+    return params, tensors, report
+
+
+@pytest.mark.parametrize(("file", "index"), PLANS, ids=[f"{f.name.split('.')[0]}-{i}" for f, i in PLANS])
+def test_forward(file: Path, index: int) -> None:
+    spec = spec_of(file)
+    plan = search.plan(spec).plans[index]
+    c = plan.compute
+    shape = Shape(1, 2, 1, 2 * c.tile_m, 2 * c.tile_m)
+    params, tensors, report = measured(file, index, spec, shape)
     counters = report.counters
     visited, loaded, row_tiles = walked(plan, shape, params, tensors)
 
@@ -100,18 +112,27 @@ BACKWARDS = [
     ("gpt_oss_local", ("sinks",), 256),
     ("gemma2_local", (), 128),
     ("mla_prefill", (), 384),
+    ("bigbird_lists", (), 256),
+    ("modernbert_unpadded", (), 256),
 ]
 
 
 def backward(name: str, captured: tuple[str, ...], length: int) -> tuple[Any, Any, Counters]:
     """The plan, its predictions for a call, and the counts of that call."""
-    spec, shape = SPECS[name], Shape(1, 2, 1, length, length)
-    made = kernels(spec, captured=captured)
-    plan = made.plans.plans[0]
+    spec, shape = RAGGED.get(name) or SPECS[name], Shape(1, 2, 1, length, length)
+    c: Any
+    if spec.layout.is_ragged:
+        packed = Gradients(spec)
+        plans, c = packed.plans, Call(spec, [(length, length)], given=SMALL.get(name), seed=2)
+        report = packed.report(c, measure=True)
+        assert not report.faults
+    else:
+        made = kernels(spec, captured=captured)
+        plans, c = made.plans, call(spec, shape, params=SMALL.get(name), seed=2)
+        _, report = run(made, c, measure=True)
+    plan = plans.plans[0]
     assert length % plan.compute.tile_m == 0 and length % plan.compute.tile_n == 0
-    c = call(spec, shape, params=SMALL.get(name), seed=2)
-    _, report = run(made, c, measure=True)
-    return plan, roofline_backward(made.plans, shape, dict(c.params), dict(c.tensors)), report.counters
+    return plan, roofline_backward(plans, shape, dict(c.params), dict(c.tensors)), report.counters
 
 
 @pytest.mark.parametrize(("name", "captured", "length"), BACKWARDS, ids=[x[0] for x in BACKWARDS])

@@ -26,12 +26,14 @@ CASES = [
     ("prefix_lm", {}, 200, 200),
     ("packing", {}, 260, 260),
     ("ring", {"q_offset": 40}, 200, 200),
+    ("bigbird:bigbird_lists", {}, 300, 500),
 ]
 
 
 @pytest.mark.parametrize(("name", "given", "rows", "keys"), CASES)
 def test_tiles_are_those_of_the_plan_execution(name, given, rows, keys) -> None:
-    spec = load_spec(EXAMPLES / f"{name}.attn")
+    file, _, block = name.partition(":")
+    spec = load_spec(EXAMPLES / f"{file}.attn", name=block or None)
     shape = samples.Shape(1, 1, 1, rows, keys)
     params, tensors = samples.params(spec, given), samples.tensors(spec, shape)
     q, k, v = samples.qkv(spec, shape)
