@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Extent of an axis that neither the spec nor the shapes fix.
 FREE_EXTENT = 64
+#: Growth of `rising` scores from a key to the one before it: more than 2^8 over the narrowest usual KV tile, 64 keys.
+RISE = 0.15
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,20 @@ def qkv(
         q, k = queries(), keys()
     v = draw(shape.seqlen_kv, shape.heads_kv, spec.head_dim_v) if spec.v_view_start is None else None
     return q, k, v
+
+
+def rising(q: Any, k: Any) -> tuple[Any, Any]:
+    """q and k (bshd) whose scores at the usual scale grow by RISE a key, from the last key to the first.
+
+    Kernels here walk from the last KV tile to the first: the maximum of every row grows at every tile.
+    """
+    import torch
+
+    q, k = q.clone(), k.clone()
+    steps = torch.arange(k.shape[1], 0, -1, device=k.device, dtype=torch.float32) * RISE
+    q[..., 0] = math.sqrt(q.shape[-1])
+    k[..., 0] = steps.to(k.dtype)[:, None]
+    return q, k
 
 
 def call_arguments(

@@ -10,19 +10,14 @@ if TYPE_CHECKING:
 
 #: Tokens in a batch and model width of the usual attention benchmarks: batch TOKENS / seqlen, heads WIDTH / head_dim.
 TOKENS, WIDTH = 32768, 2048
-GRID_SEQLENS = (1024, 2048, 4096, 8192, 16384, 32768)
-QUICK_SEQLENS = (1024, 4096, 16384)
-BACKWARD_SEQLENS = (1024, 4096, 16384, 32768)
-#: Lengths at which turns are compared with additions in any order.
-DETERMINISTIC_SEQLENS = (4096, 8192, 16384)
-GRID_HEAD_DIMS = ((64, 64), (128, 128), (256, 256), (192, 128))
 
 
 @dataclass(frozen=True)
 class Cell:
     """Shapes of one measurement: q (batch, seqlen_q, heads_q, d), k and v (batch, seqlen_kv, heads_kv, d).
 
-    `title` stands in the table in place of the spec's name.
+    `title` stands in the table in place of the spec's name. `rising`: scores grow along the walk, from the last key to
+    the first, by more than a KV tile may without rescaling O.
     """
 
     spec: AttentionSpec
@@ -32,6 +27,7 @@ class Cell:
     seqlen_q: int
     seqlen_kv: int
     title: str = ""
+    rising: bool = False
 
     @property
     def label(self) -> str:

@@ -181,6 +181,8 @@ def _case(
 
     shape = samples.Shape(cell.batch, cell.heads_q, cell.heads_kv, cell.seqlen_q, cell.seqlen_kv)
     q, k, v = samples.qkv(cell.spec, shape, device=device, seed=seed)
+    if cell.rising:
+        q, k = samples.rising(q, k)
     tensors = samples.tensors(cell.spec, shape, device=device, seed=seed)
     if captured is not None:
         tensors |= {n: x.to(device) for n, x in captured(shape).items()}

@@ -65,7 +65,7 @@ def bench(
         ),
     ] = None,
     grid: Annotated[
-        bool, typer.Option("--grid", help="The usual grid: head dims 64 to 256, full and causal, 1K to 32K.")
+        bool, typer.Option("--grid", help="The grid: head dims, lengths, grouped heads, few rows, adverse data.")
     ] = False,
     variants: Annotated[
         bool,
@@ -76,7 +76,8 @@ def bench(
         typer.Option("--masks", help="What the metadata of a packed batch's mask costs: 128K tokens, beside Flex."),
     ] = False,
     only: Annotated[
-        str | None, typer.Option("--only", help="Of the variants, those whose names begin so, e.g. window,softcap.")
+        str | None,
+        typer.Option("--only", help="Of a grid, parts whose names begin so, e.g. short,grouped, or window,softcap."),
     ] = None,
     jobs: Annotated[
         int, typer.Option("--jobs", min=0, max=64, help="Compile all cells beforehand, in so many processes.")
@@ -106,8 +107,8 @@ def bench(
         from attngen.cli.bench_masks import masks as measure_masks
 
         return measure_masks(seqlen, heads, head_dim, rounds, seed, target, as_json, save)
-    if only is not None and not variants:
-        raise common.Usage("--only picks rows of --variants")
+    if only is not None and not (variants or grid):
+        raise common.Usage("--only picks parts of --grid, or rows of --variants")
     peers = peers if peers is not None else VARIANT_PEERS if variants else PEERS_DEFAULT
     chosen = [p.strip() for p in peers.split(",") if p.strip()]
     for unknown in (p for p in chosen if p not in PEERS):
@@ -132,7 +133,7 @@ def bench(
         cells = (
             list(_spec_cells(spec, name, lengths, changes, shapes))
             if spec is not None
-            else [*_grid_cells(lengths, changes), *(_extra_cells(lengths, changes) if backward else ())]
+            else _grid_cells(only, lengths if seqlen is not None else None, changes, backward, quick)
         )
         work = [Work(c, samples.params(c.spec, given)) for c in cells]
     common.need_gpu("a benchmark")
@@ -149,10 +150,10 @@ def bench(
 
 
 def _lengths(seqlen: str | None, quick: bool, backward: bool) -> tuple[int, ...]:
-    from attngen.bench.cells import BACKWARD_SEQLENS, GRID_SEQLENS, QUICK_SEQLENS
+    from attngen.bench.grid import BACKWARD_LENGTHS, QUICK_LENGTHS, USUAL_LENGTHS
 
     if seqlen is None:
-        return QUICK_SEQLENS if quick else BACKWARD_SEQLENS if backward else GRID_SEQLENS
+        return QUICK_LENGTHS if quick else BACKWARD_LENGTHS if backward else USUAL_LENGTHS
     return common.lengths_of(seqlen)
 
 
@@ -176,34 +177,18 @@ def _spec_cells(
         yield cell
 
 
-def _grid_cells(lengths: tuple[int, ...], changes: dict[str, object]) -> Iterator[Cell]:
-    from attngen import api
-    from attngen.bench.cells import GRID_HEAD_DIMS, usual_cell
-    from attngen.options import Options
-    from attngen.resources import read
+def _grid_cells(
+    only: str | None, lengths: tuple[int, ...] | None, changes: dict[str, object], backward: bool, quick: bool
+) -> list[Cell]:
+    from attngen.bench import grid
 
-    for head_dim, head_dim_v in GRID_HEAD_DIMS:
-        for example in ("full", "causal"):
-            dims = {"head_dim": head_dim, "head_dim_v": head_dim_v}
-            spec = api.resolve(read(f"examples/{example}.attn"), None, Options.parse({**dims, **changes}))
-            for length in lengths:
-                yield usual_cell(spec, length)
-
-
-def _extra_cells(lengths: tuple[int, ...], changes: dict[str, object]) -> Iterator[Cell]:
-    """What the grid of the backward holds beside head dims and masks: eight query heads a KV head, and turns."""
-    from attngen import api
-    from attngen.bench.cells import DETERMINISTIC_SEQLENS, usual_cell
-    from attngen.options import Options
-    from attngen.resources import read
-
-    causal = read("examples/causal.attn")
-    spec = api.resolve(causal, None, Options.parse(changes))
-    turns = api.resolve(causal, None, Options.parse({**changes, "deterministic": True}))
-    for length in lengths:
-        yield usual_cell(spec, length, group=8)
-    for length in DETERMINISTIC_SEQLENS if len(lengths) > 1 else lengths:
-        yield usual_cell(turns, length)
+    try:
+        return grid.cells(only, lengths, changes, backward=backward, quick=quick)
+    except KeyError as unknown:
+        parts = ", ".join(p.name for p in grid.chosen(None, backward=backward, quick=False))
+        raise common.Usage(
+            f"no part of the grid begins with {common.printable(unknown.args[0])!r}; there are {parts}"
+        ) from None
 
 
 def _variant_cells(

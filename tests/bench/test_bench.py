@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attngen import samples
-from attngen.bench import cells, flex, report
+from attngen.bench import cells, flex, grid, report
 from attngen.bench.kept import kept
 from attngen.bench.peers import PEERS, Case, Unsupported
 from attngen.bench.recognize import features
@@ -390,14 +390,38 @@ def test_report_of_a_backward() -> None:
 
 
 def test_the_grid_of_the_backward() -> None:
-    from attngen.cli import bench as command
-
-    grid = [*command._grid_cells((1024, 4096), {}), *command._extra_cells((1024, 4096), {})]
-    labels = [c.label for c in grid]
+    labels = [c.label for c in grid.cells(None, (1024, 4096), {}, backward=True)]
     assert "causal d192/128 4K b8 h16" in labels and "full d256 1K b32 h8" in labels
     assert "causal d128 4K b8 h16/2" in labels and "causal d128 16K b2 h16 deterministic" in labels
     assert len(set(labels)) == len(labels) == 2 * 2 * 4 + 2 + 3
-    assert command._lengths(None, False, True) == (1024, 4096, 16384, 32768)
+    assert {c.seqlen_q for c in grid.cells("usual", None, {}, backward=True)} == {1024, 4096, 16384, 32768}
+
+
+def test_the_grid_of_the_forward() -> None:
+    """Every cell that a release is judged by, once."""
+    from typer.testing import CliRunner
+
+    from attngen.cli.main import app
+
+    made = grid.cells(None, None, {})
+    labels = [c.label for c in made]
+    assert len(set(labels)) == len(labels) == 4 * 2 * 6 + 2 * 2 * 3 + 3 + 2 * 4 + 2 * 3 + 7 + 2
+    assert {"full d64 128 b256 h32", "causal d128 16K b2 h16/2", "full d128 2K b1 h8", "causal d128 1x16K b8 h32/4",
+            "causal d104 4K b8 h19", "causal rising d128 4K b8 h16"} <= set(labels)  # fmt: skip
+    assert not any(c.spec.backward.deterministic for c in made)
+    assert [p.name for p in grid.chosen("sh,gr", backward=False, quick=False)] == ["short", "grouped"]
+    assert {c.seqlen_q for c in grid.cells(None, None, {}, quick=True)} == {1024, 4096, 16384}
+    done = CliRunner().invoke(app, ["bench", "--grid", "--only", "turns"])
+    assert done.exit_code == 2 and "usual, short, grouped, few, rows, dims, rising" in " ".join(done.stderr.split())
+    done = CliRunner().invoke(app, ["bench", str(EXAMPLES / "causal.attn"), "--only", "short"])
+    assert done.exit_code == 2 and "--only picks parts of --grid" in " ".join(done.stderr.split())
+
+
+def test_rising_scores_rescale_at_every_tile() -> None:
+    q, k = samples.rising(*(torch.randn(1, 512, 2, 128) for _ in range(2)))
+    s = torch.einsum("bqhd,bkhd->bhqk", q, k) / 128**0.5
+    tops = s.unflatten(-1, (8, 64)).amax(-1).flip(-1)
+    assert float((tops[..., 1:] - tops[..., :-1]).median()) * 1.44 > 8
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
@@ -619,13 +643,12 @@ def test_a_rehearsal_calls_everything_once(monkeypatch) -> None:
 
 def test_what_is_rehearsed(monkeypatch) -> None:
     from attngen.bench import rehearsal
-    from attngen.cli import bench as command
 
-    grid = list(command._grid_cells((1024, 4096), {}))
+    made = grid.cells("usual", (1024, 4096), {})
     assert rehearsal.kept_by(["fa3", "fa4", "flex"]) == ("flex",)
-    alone = rehearsal.distinct(grid, lambda c: c, ["fa4", "cudnn"])
+    alone = rehearsal.distinct(made, lambda c: c, ["fa4", "cudnn"])
     assert len(alone) == 8 and {c.seqlen_q for c in alone} == {1024}
-    assert rehearsal.distinct(grid, lambda c: c, ["flex"]) == grid
+    assert rehearsal.distinct(made, lambda c: c, ["flex"]) == made
     monkeypatch.setenv("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     assert rehearsal.kept_by(["fa4", "cudnn"]) == ("fa4",)
 
