@@ -9,6 +9,7 @@ from attngen.ir.expr import Atom, Const, Expr
 from attngen.ir.tables import ROW_BLOCK, ROW_WINDOW, Extreme
 from attngen.ir.tile_map import map_words
 from attngen.ir.types import Layout
+from attngen.passes.few import ROUNDS, paces
 
 if TYPE_CHECKING:
     from attngen.ir.backward import BackwardPlanSet
@@ -125,6 +126,8 @@ def _choice(plans: PlanSet) -> Iterator[str]:
         where = f"{low + 1} to {limit}" if limit is not None else (f"from {low + 1}" if low else "all lengths")
         yield f"  {where}: {p.name}"
         low = limit or low
+    if paces(plans):
+        yield f"  a call of fewer than {ROUNDS} row tiles an SM takes the plan that ends first there"
 
 
 def kb(n: int) -> str:

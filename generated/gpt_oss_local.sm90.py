@@ -76,6 +76,7 @@ ATTN_META = {
         {"name": "192x128", "tile_m": 192, "tile_n": 128, "kv_stages": 3, "threads": 512, "smem_bytes": 148480},
     ],
     "limits": [2048],
+    "paces": [[256, 64, 1892, 5250, False], [192, 128, 2712, 3938, False]],
 }
 
 ELEMENT = cutlass.BFloat16

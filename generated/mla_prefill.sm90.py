@@ -75,6 +75,7 @@ ATTN_META = {
         {"name": "192x80", "tile_m": 192, "tile_n": 80, "kv_stages": 2, "threads": 512, "smem_bytes": 226304},
     ],
     "limits": [2048, 8192],
+    "paces": [[128, 96, 2554, 3500, True], [192, 64, 2074, 5250, True], [192, 80, 2530, 5250, True]],
 }
 
 ELEMENT = cutlass.BFloat16

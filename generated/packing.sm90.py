@@ -72,6 +72,7 @@ ATTN_META = {
         {"name": "192x80", "tile_m": 192, "tile_n": 80, "kv_stages": 3, "threads": 512, "smem_bytes": 222208},
     ],
     "limits": [1024],
+    "paces": [[128, 128, 2708, 3500, False], [192, 80, 2074, 5250, False]],
 }
 
 ELEMENT = cutlass.BFloat16

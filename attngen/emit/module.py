@@ -16,6 +16,7 @@ from attngen.ir.spec import AttentionSpec
 from attngen.ir.tables import Extreme, Table, axes_of
 from attngen.ir.tile_map import TileMap
 from attngen.passes.epilogue import further_names
+from attngen.passes.few import paces
 from attngen.source import KernelSource, body_sha256
 from attngen.verify.source import parsed, verify_source
 
@@ -94,6 +95,7 @@ def meta_of(plan_set: PlanSet, kernel_id: str) -> dict[str, Any]:
         **spec_meta(plan_set.spec, kernel_id, "forward", plan_set.target, plan_set.plans[0].mask.form.tables),
         "plans": [_plan_meta(p) for p in plan_set.plans],
         "limits": list(plan_set.limits),
+        **({"paces": [list(p) for p in found]} if (found := paces(plan_set)) else {}),
         **map_meta(plan_set.plans[0].mask.map),
     }
 

@@ -76,6 +76,11 @@ class MaskPlan(Node):
     #: What a walk by map goes by.
     map: TileMap | None = None
 
+    @property
+    def grows(self) -> bool:
+        """Whether later rows keep more keys (causal), so that row tiles differ in work."""
+        return self.has_right_edge and not self.has_left_edge and not self.form.is_full
+
     @model_serializer(mode="wrap")
     def _plain(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without a map no trace of one: what is hashed of other plans does not move."""

@@ -29,6 +29,7 @@ from attngen.jit.maps import MapMemory
 from attngen.jit.named import TORCH_DTYPE, Binder
 from attngen.jit.tables import TableBinder, TableLauncher, Tables
 from attngen.passes.epilogue import further_names
+from attngen.passes.few import Pace
 from attngen.source import KernelSource
 
 _Tensor = torch.Tensor
@@ -101,6 +102,7 @@ class Attention:
             self.binder = TableBinder(spec) if tables else Binder(spec)
             self.launcher = launcher_of(spec, self.binder, limits, tables)
         self.launcher.tile_map = MapMemory.of(spec, source.meta)
+        self.launcher.paces = tuple(Pace(*p) for p in source.meta.get("paces", ()))
         self.saves_o = "o_pre" in further_names(spec)
         self.backward = backward_of(
             spec, self.binder, self.launcher.scale, target, cache, make=backward, progress=progress

@@ -19,10 +19,12 @@ from attngen.jit.device import DeviceState, require_target, state_of
 from attngen.jit.maps import MapMemory
 from attngen.jit.named import TORCH_DTYPE, Binder
 from attngen.jit.scale import Scale, number
+from attngen.passes import few
 
 _empty, _empty_like, _contiguous = torch.empty, torch.empty_like, torch.contiguous_format
 _F32 = torch.float32
 _INF = float("inf")
+_REMEMBERED = 1024
 _raw_stream: Callable[[int], int] = lambda index: 0  # noqa: E731
 _current_device: Callable[[], int] = lambda: -1  # noqa: E731
 _capturing: Callable[[], bool] = lambda: False  # noqa: E731
@@ -47,6 +49,9 @@ class Launcher:
         self._binder = binder
         self._limits = limits
         self.tile_map: MapMemory | None = None
+        #: What row tiles of the plans take, where that may choose one (`passes.few`).
+        self.paces: tuple[few.Pace, ...] = ()
+        self._chosen: dict[tuple[int, int, int, int], int] = {}
         self._default_scale = self.scale.default
         self._dtype = TORCH_DTYPE[spec.out_dtype or spec.dtype]
         self._o_like_q = spec.head_dim_v == spec.head_dim_qk and self._dtype is TORCH_DTYPE[spec.dtype]
@@ -126,13 +131,9 @@ class Launcher:
         functions = self.functions
         function = functions[0]
         if len(functions) > 1:
-            longest = seqlen_q if seqlen_q > seqlen_kv else seqlen_kv
-            for i, limit in enumerate(self._limits):
-                if longest <= limit:
-                    function = functions[i]
-                    break
-            else:
-                function = functions[-1]
+            extents = (batch * heads_q, seqlen_q, seqlen_kv, workers)
+            chosen = self._chosen.get(extents)
+            function = functions[self._choose(*extents) if chosen is None else chosen]
         if self.tile_map is not None:
             tail = self.tile_map.joined(tail, state, batch, heads_q, seqlen_q, seqlen_kv)
         try:
@@ -143,6 +144,16 @@ class Launcher:
         if provided:  # autograd must notice that a tensor it may have saved was written
             _written(*provided)
         return (out, lse) if return_lse else out
+
+    def _choose(self, heads: int, seqlen_q: int, seqlen_kv: int, workers: int) -> int:
+        """The plan of a call by its lengths and, where its row tiles are few, by their number; remembered."""
+        longest = max(seqlen_q, seqlen_kv)
+        usual = next((i for i, limit in enumerate(self._limits) if longest <= limit), len(self._limits))
+        if len(self._chosen) >= _REMEMBERED:
+            self._chosen.clear()
+        found = few.pick(self.paces, usual, heads, seqlen_q, seqlen_kv, workers)
+        self._chosen[heads, seqlen_q, seqlen_kv, workers] = found
+        return found
 
     def launch_saving(
         self, ready: Ready, q: Any, k: Any, v: Any, tail: tuple[Any, ...], scale: Any

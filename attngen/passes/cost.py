@@ -35,12 +35,21 @@ def tile_cost(spec: AttentionSpec, compute: ComputePlan) -> Cost:
     return Cost(mma_cycles=mma, exp_cycles=exp, smem_cycles=smem, issue_cycles=issue, efficiency=mma / busy)
 
 
+def kv_tile_cycles(plan: KernelPlan) -> float:
+    """Estimated cycles of one full KV tile in the steady state."""
+    return plan.cost.mma_cycles / plan.cost.efficiency
+
+
+def row_tile_cycles(plan: KernelPlan) -> float:
+    """Estimated cycles of a row tile beside its KV tiles: first GEMM, epilogue."""
+    return sm90.ROW_TILE_CYCLES * plan.compute.warpgroups * (0.5 + plan.compute.head_dim_v / 256)
+
+
 def launch_cycles(plan: KernelPlan, seqlen: int) -> float:
     """Estimated cycles of one head at seqlen_q = seqlen_kv = seqlen, spread over no particular number of SMs."""
     c = plan.compute
-    tile = plan.cost.mma_cycles / plan.cost.efficiency
+    tile, row = kv_tile_cycles(plan), row_tile_cycles(plan)
     m_blocks = -(-seqlen // c.tile_m)
-    row = sm90.ROW_TILE_CYCLES * c.warpgroups * (0.5 + c.head_dim_v / 256)
     return sum(_live_tiles(plan.mask, c, m, seqlen) * tile + row for m in range(m_blocks))
 
 

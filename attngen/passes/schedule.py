@@ -29,8 +29,7 @@ def plan_schedule(
     if pingpong and n == 1:
         return Reject("schedule", f"ping-pong takes two consumer warpgroups: tile_m {c.tile_m} has one", 2.0)
     producer, consumer = sm90.REGISTERS[n]
-    varying = mask.has_right_edge and not mask.has_left_edge and not mask.form.is_full
-    chosen = order if order not in (None, "auto") else "lpt" if varying else "linear"
+    chosen = order if order not in (None, "auto") else "lpt" if mask.grows else "linear"
     k_bytes, v_bytes = c.tile_n * c.head_dim_qk_padded * 2, c.tile_n * c.head_dim_v_padded * 2
     q_bytes = 64 * c.head_dim_qk_padded * 2
 

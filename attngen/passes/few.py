@@ -1,0 +1,72 @@
+"""few: which plan of a set serves a call whose row tiles are few, by counting how often they fill the SMs.
+
+By length alone a plan is chosen as if row tiles were many. Where they are not, a last round that is nearly empty, or a
+longest tile that ends after all others, costs more than any tile gains: 8 heads of 4096 rows are 176 tiles of 192 rows,
+two rounds of 132 SMs, and 256 tiles of 128, two rounds of shorter ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from attngen.ir.plan import KernelPlan, PlanSet
+from attngen.passes.cost import kv_tile_cycles, row_tile_cycles
+
+#: Rounds of the SMs from which the length alone decides: a last round costs at most a quarter there, half of it lost.
+ROUNDS = 4
+#: Another plan than the length's is taken where it promises this share of the time.
+WORTH = 0.03
+
+
+class Pace(NamedTuple):
+    """What a row tile of a plan takes: cycles of each KV tile, and beside them. `grows`: rows keep keys up to a
+    diagonal, else all alike.
+    """
+
+    tile_m: int
+    tile_n: int
+    kv_tile: int
+    row_tile: int
+    grows: bool
+
+
+def paces(plans: PlanSet) -> tuple[Pace, ...]:
+    """The pace of each plan; none where the length must decide: one plan, a map's (its memory is laid out for a plan),
+    or ragged batches (whose tiles the host cannot count).
+    """
+    if len(plans.plans) == 1 or plans.plans[0].mask.map is not None or plans.spec.layout.is_ragged:
+        return ()
+    return tuple(_pace(p) for p in plans.plans)
+
+
+def _pace(p: KernelPlan) -> Pace:
+    c = p.compute
+    return Pace(c.tile_m, c.tile_n, round(kv_tile_cycles(p)), round(row_tile_cycles(p)), p.mask.grows)
+
+
+def are_few(pace: Pace, heads: int, seqlen_q: int, workers: int) -> bool:
+    """Whether a call of this many query heads (of all batch elements) has few row tiles for `workers` CTAs."""
+    return heads * -(-seqlen_q // pace.tile_m) < ROUNDS * workers
+
+
+def cycles(pace: Pace, heads: int, seqlen_q: int, seqlen_kv: int, workers: int) -> float:
+    """Estimated cycles of the launch: rounds of equal tiles; where work grows, longest tiles first, the longest tile or
+    an even share, whichever is more.
+    """
+    blocks = -(-seqlen_q // pace.tile_m)
+    longest = pace.row_tile + pace.kv_tile * -(-seqlen_kv // pace.tile_n)
+    if not pace.grows:
+        return float(longest * -(-heads * blocks // workers))
+    first = min(pace.tile_m, seqlen_q) + seqlen_kv - seqlen_q  # keys of the first row tile
+    shortest = pace.row_tile + pace.kv_tile * max(1, -(-first // pace.tile_n))
+    return max(longest, heads * blocks * (longest + shortest) / 2 / workers)
+
+
+def pick(paces: Sequence[Pace], usual: int, heads: int, seqlen_q: int, seqlen_kv: int, workers: int) -> int:
+    """The plan for a call; `usual` is the one that its length names, which many row tiles keep."""
+    if not paces or not are_few(paces[usual], heads, seqlen_q, workers):
+        return usual
+    times = [cycles(p, heads, seqlen_q, seqlen_kv, workers) for p in paces]
+    best = min(range(len(times)), key=lambda i: times[i])
+    return best if times[best] < (1 - WORTH) * times[usual] else usual

@@ -1,0 +1,88 @@
+"""Calls of few row tiles: rounds of the SMs choose the plan, not the length alone."""
+
+from __future__ import annotations
+
+import heapq
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attngen import api
+from attngen.ir.plan import PlanSet
+from attngen.options import Options
+from attngen.passes.few import ROUNDS, Pace, are_few, cycles, paces, pick
+from attngen.search import plan
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+WIDE, TALL = Pace(128, 128, 2700, 3500, False), Pace(192, 80, 2070, 5250, False)
+SMS = 132
+
+
+def planned(name: str, **changes: Any) -> PlanSet:
+    return plan(api.resolve((EXAMPLES / f"{name}.attn").read_text(), None, Options.parse(changes)))
+
+
+@pytest.mark.parametrize(
+    ("heads", "seqlen", "best"),
+    [
+        (8, 2048, 0),  # 128 tiles of 128 rows, 88 of 192: one round each
+        (8, 4096, 0),  # 256 and 176: two rounds each
+        (8, 3072, 1),  # 192 tiles, two rounds of 128; 128 tiles, one round of 192
+        (128, 4096, 1),  # many
+    ],
+)
+def test_the_plan_that_needs_less_time_in_whole_rounds(heads: int, seqlen: int, best: int) -> None:
+    assert pick((WIDE, TALL), 1, heads, seqlen, seqlen, SMS) == best
+
+
+def test_many_row_tiles_keep_the_plan_of_their_length() -> None:
+    slow = WIDE._replace(kv_tile=10**6)
+    heads = ROUNDS * SMS
+    assert not are_few(WIDE, heads, 128, SMS) and are_few(WIDE, heads - 1, 128, SMS)
+    assert pick((slow, TALL), 0, heads, 128, 128, SMS) == 0 and pick((slow, TALL), 0, heads - 1, 128, 128, SMS) == 1
+    assert pick((), 2, 1, 128, 128, SMS) == 2, "kernels that say nothing of their pace go by length"
+
+
+def test_a_gain_below_the_noise_moves_nothing() -> None:
+    near = WIDE._replace(kv_tile=round(WIDE.kv_tile * 0.985))
+    assert pick((near, WIDE), 1, 8, 4096, 4096, SMS) == 1
+
+
+@pytest.mark.parametrize("grows", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "seqlen_q", "seqlen_kv"), [(8, 4096, 4096), (3, 700, 9000), (40, 1000, 1000), (1, 1, 5000)]
+)
+def test_estimates_are_those_of_a_queue(grows: bool, heads: int, seqlen_q: int, seqlen_kv: int) -> None:
+    """Against the SMs served one row tile after the other, longest first."""
+    for pace in (WIDE._replace(grows=grows), TALL._replace(grows=grows)):
+        tiles = []
+        for lo in range(0, seqlen_q, pace.tile_m):
+            keys = min(lo + pace.tile_m, seqlen_q) + seqlen_kv - seqlen_q if grows else seqlen_kv
+            tiles += [pace.row_tile + pace.kv_tile * -(-keys // pace.tile_n)] * heads
+        ends = [0.0] * SMS
+        for work in sorted(tiles, reverse=True):
+            heapq.heapreplace(ends, ends[0] + work)
+        assert cycles(pace, heads, seqlen_q, seqlen_kv, SMS) == pytest.approx(max(ends), rel=0.2 if grows else 1e-9)
+
+
+def test_which_kernels_say_their_pace() -> None:
+    found = paces(planned("causal"))
+    assert [(p.tile_m, p.tile_n) for p in found] == [(128, 128), (192, 80)] and all(p.grows for p in found)
+    assert not any(p.grows for p in paces(planned("full")))
+    assert paces(planned("causal", tile="128x128")) == () == paces(planned("causal", layout="varlen"))
+
+
+def test_a_launch_counts_its_row_tiles() -> None:
+    attn = api.build(str(EXAMPLES / "full.attn"))
+    launcher = attn.launcher
+    assert launcher.paces == paces(attn.plan_set)
+    assert [launcher._choose(heads, 4096, 4096, SMS) for heads in (8, 128)] == [0, 1]
+    assert launcher._chosen == {(8, 4096, 4096, SMS): 0, (128, 4096, 4096, SMS): 1}
+
+
+def test_a_launch_remembers_no_more_than_it_must() -> None:
+    launcher = api.build(str(EXAMPLES / "full.attn")).launcher
+    for length in range(1, 1200):
+        launcher._choose(1, 1, length, SMS)
+    assert len(launcher._chosen) <= 1024
