@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "attngen", deadline=None, max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("attngen")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "compile kernels with places in the source, which the PTX checker's reports then name"
+    parser.addoption("--source-lines", action="store_true", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compiled kernels are kept in pytest's cache, for the other processes of a session and for the next one."""
+    from ptxcheck import compile as compiling
+
+    cache = getattr(config, "cache", None)  # absent under -p no:cacheprovider
+    compiling.cache = cache.mkdir("ptxcheck") if cache is not None else None
+    compiling.source_lines = config.getoption("--source-lines")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from ptxcheck.compile import compile_backward, load_text
 from test_grid import CAUSAL, CLAUSES
 
 from attngen.directions import plan_gradients
@@ -36,11 +37,9 @@ pytestmark = [
 ]
 
 
-def check(plans: BackwardPlanSet, folder: Path) -> machine.MachineCode:
-    kernel = folder / "kernel.py"
-    kernel.write_text(emit_backward(plans).text)
+def check(plans: BackwardPlanSet) -> machine.MachineCode:
     (p,) = plans.plans
-    code = machine.inspect_plan(kernel, 0, entry="compile_backward")
+    code = machine.inspect_ptx(compile_backward(load_text(emit_backward(plans).text, plans.spec.name)).ptx)
     where = f"{plans.spec.name}, plan {p.name}"
     assert code.serialized == (), f"{where}: {code.serialized}"
     full = p.memory.fragment_registers + sm90.REGISTER_OVERHEAD >= p.memory.register_limit
@@ -73,10 +72,10 @@ def wgmmas(plans: BackwardPlanSet) -> int:
 
 
 @pytest.mark.parametrize("spec", EXAMPLES, ids=lambda s: s.name)
-def test_example(spec, tmp_path: Path) -> None:
+def test_example(spec) -> None:
     found = plan_gradients(spec, sm90.NAME)
     assert found.plans is not None, found.notes
-    check(found.plans, tmp_path)
+    check(found.plans)
 
 
 @pytest.mark.parametrize(
@@ -87,19 +86,19 @@ def test_example(spec, tmp_path: Path) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_grid(clause: str, d: int, dv: int, tmp_path: Path) -> None:
+def test_grid(clause: str, d: int, dv: int) -> None:
     """Tiles that share out dQ otherwise, drained GEMMs, split operands with a score."""
     spec = load_spec(f"attn 1\nattention {clause} {{\n  head_dim = {d}, v = {dv}\n  {CLAUSES[clause]}\n}}\n")
-    check(plan_backward(spec), tmp_path)
+    check(plan_backward(spec))
 
 
 @pytest.mark.parametrize("d", [128, 256])
-def test_deterministic(d: int, tmp_path: Path) -> None:
+def test_deterministic(d: int) -> None:
     text = f"attn 1\nattention turns {{\n  head_dim = {d}\n  {CAUSAL}\n  backward {{ deterministic = true }}\n}}\n"
-    check(plan_backward(load_spec(text)), tmp_path)
+    check(plan_backward(load_spec(text)))
 
 
-def test_captured_gradients(tmp_path: Path) -> None:
+def test_captured_gradients() -> None:
     """Sums of columns, rows and elements at once, and a sink's."""
     clauses = (
         "tensor x: f32[heads_q] grad\n  tensor r: f32[seqlen_q] grad\n  tensor t: f32[9] grad\n  sink = x[h]\n"
@@ -110,4 +109,4 @@ def test_captured_gradients(tmp_path: Path) -> None:
     )
     of_epilogues = {GradientKind.OUTPUT, GradientKind.OUTPUT_ROW}
     assert {c.kind for c in plans.gradient.contributions} == set(GradientKind) - of_epilogues
-    check(plans, tmp_path)
+    check(plans)

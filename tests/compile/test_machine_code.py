@@ -6,9 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from ptxcheck.compile import compile_module, load_text
 
 from attngen import api
 from attngen.cli.regen import GALLERY
+from attngen.ir.spec import AttentionSpec
 from attngen.options import Options
 from attngen.search import plan
 from attngen.syntax import load_all
@@ -27,13 +29,12 @@ pytestmark = [
 ]
 
 
-def check(spec, folder: Path) -> None:
+def check(spec: AttentionSpec) -> None:
     plans = plan(spec, "sm_90a")
     source = api.compile(spec, target="sm_90a")
-    kernel = folder / "kernel.py"
-    kernel.write_text(source.text)
+    module = load_text(source.text, spec.name)
     for index, p in enumerate(plans.plans):
-        code = machine.inspect_plan(kernel, index)
+        code = machine.inspect_ptx(compile_module(module, index).ptx)
         where = f"{spec.name}, plan {p.name}"
         budget = SAVED_O_BUDGET if "o_pre" in source.meta.get("further", ()) else 0
         assert code.spill_bytes <= budget and code.stack_bytes <= budget, (
@@ -53,14 +54,14 @@ def check(spec, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("file", "name"), EXAMPLES, ids=[n for _, n in EXAMPLES])
-def test_example(file: Path, name: str, tmp_path: Path) -> None:
-    check(api.resolve(file, name, Options()), tmp_path)
+def test_example(file: Path, name: str) -> None:
+    check(api.resolve(file, name, Options()))
 
 
 @pytest.mark.parametrize("entry", [e for e in GALLERY if e.overrides], ids=lambda e: e.example)
-def test_gallery_entry_with_overrides(entry, tmp_path: Path) -> None:
+def test_gallery_entry_with_overrides(entry) -> None:
     spec = api.resolve(ROOT / "examples" / f"{entry.example}.attn", entry.name, Options.parse(entry.overrides))
-    check(spec, tmp_path)
+    check(spec)
 
 
 def test_every_gallery_kernel_is_compiled_here() -> None:

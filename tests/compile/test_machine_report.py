@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from ptxcheck.compile import compile_module, load_text
 
 from attngen.diag.diagnostic import AttnError
 from attngen.verify import machine
 
+GENERATED = Path(__file__).resolve().parents[2] / "generated"
 REPORT = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'k' for 'sm_90a'
 ptxas info    : Function properties for k
@@ -46,6 +50,18 @@ def test_real_tools_on_a_hand_written_kernel() -> None:
     )
     code = machine.inspect_ptx(ptx)
     assert code.is_clean and code.registers > 0 and code.opcodes["MUFU"] == 1 and code.opcodes["EXIT"] >= 1
+
+
+@pytest.mark.dsl
+@pytest.mark.skipif(machine.tool("ptxas") is None, reason="needs the development tools")
+def test_the_machine_code_of_a_plan() -> None:
+    """By a process of its own, as `attngen run` has it, and by this one, as the other tests have it; with places in the
+    source, as the PTX checker may have it, and without: the same code."""
+    path = GENERATED / "gpt_oss_local.sm90.py"
+    module = load_text(path.read_text(), "gpt_oss_local")
+    own = machine.inspect_plan(path, 0)
+    here, placed = (machine.inspect_ptx(compile_module(module, lines=lines).ptx) for lines in (False, True))
+    assert own == here == placed and own.opcodes["HGMMA"] > 0
 
 
 @pytest.mark.skipif(machine.tool("ptxas") is None, reason="needs the development tools")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from backward_plans import scattered
-from ptxcheck.compile import Code, compiled, load_text
+from ptxcheck.compile import Code, compile_backward, load_text
 from ptxcheck.launch import check, map_arguments, table_arguments
 from ptxcheck.report import Report
 
@@ -51,16 +51,15 @@ class Kernels:
 
 
 @cache
-def kernels(spec: AttentionSpec, wanted: str = "qkv", captured: tuple[str, ...] = (), tile: str = "") -> Kernels:
+def kernels(
+    spec: AttentionSpec, wanted: str = "qkv", captured: tuple[str, ...] = (), tile: str = "", lines: bool = False
+) -> Kernels:
     """The backward of `spec`, with the chosen tile or the one of that name, compiled once a session."""
     plans = plan_backward(spec, captured=captured)
     if tile:
         plans = plans.replace(plans=tuple(p for p in (*plans.plans, *plans.others) if p.name == tile))
     module = load_text(emit_backward(plans).text, f"{spec.name}_bwd")
-    code = compiled(
-        module, f"backward of {wanted}", lambda options: module.compile_backward(0, options, wanted=tuple(wanted))
-    )
-    return Kernels(plans, module, code, wanted)
+    return Kernels(plans, module, compile_backward(module, wanted, lines=lines), wanted)
 
 
 @dataclass(frozen=True)

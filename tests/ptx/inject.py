@@ -182,7 +182,7 @@ def forward(name: str, plan: int, shape: Shape, workers: int = 2, **given: Any) 
 
     Few CTAs take all tiles, so that every ring turns several times.
     """
-    module, code = compile_file(ROOT / "generated" / f"{name}.sm90.py", plan)
+    module, code = compile_file(ROOT / "generated" / f"{name}.sm90.py", plan, lines=True)
     spec = {s.name: s for f in (ROOT / "examples").glob("*.attn") for s in load_all(f)}[name]
     q, k, v = samples.qkv(spec, shape, seed=1)
     params, tensors = samples.params(spec, given), samples.tensors(spec, shape, seed=1)
@@ -204,7 +204,7 @@ def forward(name: str, plan: int, shape: Shape, workers: int = 2, **given: Any) 
 
 def backward(spec: AttentionSpec, shape: Shape, sms: int, workers: int) -> Kernel:
     """A backward: its three launches. One that promises equal bits is held to those of the first call."""
-    made, c = kernels(spec), call(spec, shape, seed=1)
+    made, c = kernels(spec, lines=True), call(spec, shape, seed=1)
     expected = c.expected(())
     fixed = run_backward(made, c)[0] if made.meta["deterministic"] else None
 

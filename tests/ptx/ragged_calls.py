@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from ptxcheck.compile import compile_module, compiled, load_text
+from ptxcheck.compile import compile_backward, compile_module, load_text
 from ptxcheck.launch import check
 from ptxcheck.report import Report
 
@@ -143,7 +143,7 @@ class Gradients:
             plans = plans.replace(plans=tuple(p for p in (*plans.plans, *plans.others) if p.name == tile))
         self.spec, self.plans = spec, plans
         self.module = load_text(emit_backward(plans).text, f"{spec.name}_bwd")
-        self.code = compiled(self.module, "backward", lambda options: self.module.compile_backward(0, options))
+        self.code = compile_backward(self.module)
 
     def verify(self, call: Call, *, seeds: Sequence[int] = (0,), workers: int = 132, parts: int = 1) -> list[Tensor]:
         """dq, dk, dv without a fault, by the error rule: twice torch's error in the same dtype, and two ulps."""

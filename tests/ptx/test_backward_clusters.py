@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 import torch
 from backward_calls import OUTPUTS, Kernels, call, kernels, run, verify
-from ptxcheck.compile import compiled, load_text
+from ptxcheck.compile import compile_backward, load_text
 from ptxcheck.report import FaultFound
 
 from attngen.emit.backward import emit_backward
@@ -128,7 +128,7 @@ def test_what_is_missing_is_found(name: str) -> None:
     assert text.count(old) == 1, "the edit names text that stands otherwise"
     plans = plan_backward(written(160))
     module = load_text(text.replace(old, new), "wide_bwd")
-    code = compiled(module, "backward of qkv", lambda options: module.compile_backward(0, options))
+    code = compile_backward(module)
     c = call(plans.spec, Shape(1, 1, 1, 330, 200))
     with pytest.raises(FaultFound) as found:
         for seed in range(6):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from ptxcheck.compile import compiled, load_text
+from ptxcheck.compile import compile_backward, compile_module, load_text
 from ptxcheck.launch import check
 from test_epilogues import SPECS
 
@@ -38,8 +38,7 @@ def in_checker(attn: Attention, monkeypatch: pytest.MonkeyPatch) -> Attention:
 
     def load(source: Any, target: str, cache: Any, *, wanted: Any, progress: Any) -> Loaded:
         module = load_text(source.text, "callable_bwd")
-        code = compiled(module, f"of {wanted}", lambda o: module.compile_backward(0, o, wanted=wanted))
-        return Loaded((entry(code),), Entry(Path(), Path(), ()), 0.0)
+        return Loaded((entry(compile_backward(module, wanted)),), Entry(Path(), Path(), ()), 0.0)
 
     monkeypatch.setattr(launch, "_current_device", lambda: -1)
     monkeypatch.setattr(launch, "_raw_stream", lambda index: 7)
@@ -47,9 +46,7 @@ def in_checker(attn: Attention, monkeypatch: pytest.MonkeyPatch) -> Attention:
     monkeypatch.setattr(backward, "load", load)
     module = load_text(attn.source.text, "callable")
     count = len(module.PLANS)
-    attn.launcher.functions = tuple(
-        entry(compiled(module, f"plan {i}", lambda o, i=i: module.compile_plan(i, o))) for i in range(count)
-    )
+    attn.launcher.functions = tuple(entry(compile_module(module, i)) for i in range(count))
     attn.launcher.ready[-1] = (DeviceState(-1, 3), 3)
     return attn
 

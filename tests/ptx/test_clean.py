@@ -1,5 +1,6 @@
-"""Kernels as they are generated, under a hundred seeds each: schedules and orders of completion without one report.
+"""Kernels as they are generated, under 36 seeds each: schedules and orders of completion without one report.
 
+Three times the seeds under which test_faults.py finds whatever is planted in these kernels.
 Sizes are the least at which every ring turns and every branch of the mask is taken; each seed also checks the numbers.
 """
 
@@ -14,12 +15,12 @@ from attngen.samples import Shape
 from attngen.syntax import load_spec
 
 pytestmark = pytest.mark.dsl
-SEEDS = 100
+SEEDS = 36
 CAUSAL = "mask = kv_idx <= q_pos"
 
 
 def spec(d: int, clauses: str):
-    return load_spec(f"attn 1\nattention clean {{\n  head_dim = {d}\n  {clauses}\n}}\n")
+    return load_spec(f"attn 1\nattention causal {{\n  head_dim = {d}\n  {clauses}\n}}\n")
 
 
 MAKE = {
@@ -41,9 +42,9 @@ def kernel(name: str) -> Kernel:
     return MAKE[name]()
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, 50))
+@pytest.mark.parametrize("first", range(0, SEEDS, 12))
 @pytest.mark.parametrize("name", MAKE)
 def test_clean(name: str, first: int) -> None:
     made = kernel(name)
-    for seed in range(first, first + 50):
+    for seed in range(first, first + 12):
         assert made.call(made.code, seed), f"seed {seed}: wrong numbers"

@@ -1,4 +1,4 @@
-"""Kernels for the checker: generated files and specs, compiled in this process, once a session, with source lines.
+"""Kernels for tests: generated files and specs, compiled in this process, once a session of all processes together.
 
 The DSL's compiler is used as the package uses it; nothing is launched and no GPU is needed.
 """
@@ -12,19 +12,25 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from filelock import FileLock
+
 import attngen
 from attngen.ir.spec import AttentionSpec
 from ptxcheck.ptx import Module, parse
 
-#: `.loc` for reports; the files that the DSL dumps go to a scratch folder.
-OPTIONS = "--keep-ptx --generate-line-info"
+#: Without and with the places in the source, which reports of faults name; they take half as long again, and leave
+#: instructions as they are.
+PLAIN, OPTIONS = "--keep-ptx", "--keep-ptx --generate-line-info"
+#: Whether all that is compiled from now on has them: pytest's --source-lines.
+source_lines = False
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,36 +81,46 @@ cache: Path | None = None
 _compiled: dict[str, Code] = {}
 
 
-def compiled(module: ModuleType, what: str, make: Callable[[str], Any]) -> Code:
+def compiled(module: ModuleType, what: str, make: Callable[[str], Any], *, lines: bool = False) -> Code:
     """Code of a function of a generated module: `make(options)` compiles it; `what` tells it from others of the module.
+    `lines`: with places in the source, whatever the session wants.
 
-    The compiler is deterministic, and the module's name carries a hash of its text: that, `what` and the compiler's
-    version name an entry of the cache.
+    The compiler is deterministic, and the module's name ends in a hash of its text: that, `what`, the options and the
+    compiler's version name an entry of the cache.
     """
+    options = OPTIONS if lines or source_lines else PLAIN
     version = importlib.metadata.version("nvidia-cutlass-dsl")
-    key = hashlib.sha256(f"{module.__name__} {what} {version} {OPTIONS}".encode()).hexdigest()[:32]
+    text = module.__name__.rpartition("_")[2]
+    key = hashlib.sha256(f"{text} {what} {version} {options}".encode()).hexdigest()[:32]
     if key not in _compiled:
         path = cache / f"{key}.json" if cache else None
-        if path and path.exists():
-            _compiled[key] = Code(**json.loads(path.read_text(encoding="utf-8")))
-            return _compiled[key]
-        code = _compiled[key] = code_of(make(f"{OPTIONS} --dump-dir {_scratch().name}"))
-        if path:
-            new = path.with_suffix(f".{os.getpid()}")
-            new.write_text(json.dumps({"ptx": code.ptx, "host": code.host}), encoding="utf-8")
-            new.replace(path)  # whole or not at all: several processes may be at it
+        with FileLock(path.with_suffix(".lock")) if path else nullcontext():  # another process may be at it
+            if path and path.exists():
+                _compiled[key] = Code(**json.loads(path.read_text(encoding="utf-8")))
+                return _compiled[key]
+            code = _compiled[key] = code_of(make(f"{options} --dump-dir {_scratch().name}"))
+            if path:
+                new = path.with_suffix(f".{os.getpid()}")
+                new.write_text(json.dumps({"ptx": code.ptx, "host": code.host}), encoding="utf-8")
+                new.replace(path)  # whole or not at all
     return _compiled[key]
 
 
-def compile_module(module: ModuleType, plan: int = 0) -> Code:
+def compile_module(module: ModuleType, plan: int = 0, *, lines: bool = False) -> Code:
     """Plan `plan` of a generated module."""
-    return compiled(module, f"plan {plan}", lambda options: module.compile_plan(plan, options))
+    return compiled(module, f"plan {plan}", lambda options: module.compile_plan(plan, options), lines=lines)
 
 
-def compile_file(path: Path, plan: int = 0) -> tuple[ModuleType, Code]:
+def compile_backward(module: ModuleType, wanted: Sequence[str] = ("q", "k", "v"), *, lines: bool = False) -> Code:
+    """The backward of `wanted` of a generated module."""
+    what, of = "backward of " + "".join(wanted), tuple(wanted)
+    return compiled(module, what, lambda options: module.compile_backward(0, options, wanted=of), lines=lines)
+
+
+def compile_file(path: Path, plan: int = 0, *, lines: bool = False) -> tuple[ModuleType, Code]:
     """Plan `plan` of a generated file."""
     module = load_text(path.read_text(encoding="utf-8"), path.name.split(".")[0])
-    return module, compile_module(module, plan)
+    return module, compile_module(module, plan, lines=lines)
 
 
 def compile_spec(spec: AttentionSpec, plan: int = 0) -> tuple[ModuleType, Code]:
