@@ -106,3 +106,8 @@ def found(
     if every:
         assert len(hits) == len(reports), f"{kind} only under {len(hits)} of {len(reports)} seeds"
     return hits[0]
+
+
+def kinds(kernel: Kernel, *arrays: Any, seeds: int = 30) -> set[str]:
+    """Kinds of faults that are found under any of the seeds."""
+    return {k for s in range(seeds) for k in kernel.run(*arrays, seed=s).kinds()}

@@ -1,4 +1,4 @@
-"""Loads, stores, atomics and matrices by value, and the faults of plain memory: bounds, alignment, races."""
+"""Loads, stores and matrices by value, and the faults of plain memory: bounds, alignment, races."""
 
 from __future__ import annotations
 
@@ -6,15 +6,8 @@ import numpy as np
 import pytest
 import torch
 from kernels import Kernel, clean, found
+from words import OWN, out
 
-# %r4: shared base, %r5: 4 tid, %r6: own word; %rd8: own word of the output
-OWN = """
-mov.u32 %r4, smem;
-shl.b32 %r5, %r0, 2;
-add.u32 %r6, %r4, %r5;
-cvt.u64.u32 %rd7, %r5;
-add.s64 %rd8, %rd0, %rd7;
-"""
 EXCHANGE = """
 st.shared.b32 [%r6], %r0;
 {barrier}
@@ -23,10 +16,6 @@ add.u32 %r7, %r7, %r4;
 ld.shared.b32 %r8, [%r7];
 st.global.b32 [%rd8], %r8;
 """
-
-
-def out(n: int = 64) -> np.ndarray:
-    return np.zeros(n, np.uint32)
 
 
 def test_exchange_through_shared_memory_needs_a_barrier() -> None:
@@ -189,102 +178,6 @@ st.global.b32 [%rd8], %r10;
     assert bad.run(a).kinds() == {"out-of-bounds"}
 
 
-def _wrap(x: int) -> int:
-    return x & 0xFFFFFFFF
-
-
-ATOMS = {
-    "add.u32": (3, lambda old, n: _wrap(old + 3 * n)),
-    "min.s32": (0xFFFFFFF0, lambda old, n: 0xFFFFFFF0),
-    "max.u32": (0xFFFFFFF0, lambda old, n: 0xFFFFFFF0),
-    "and.b32": (0x0F, lambda old, n: old & 0x0F),
-    "or.b32": (0x80, lambda old, n: old | 0x80),
-    "xor.b32": (0xFF, lambda old, n: old),  # 64 times
-    "inc.u32": (9, lambda old, n: (old + n) % 10),
-    "exch.b32": (5, lambda old, n: 5),
-}
-
-
-@pytest.mark.parametrize("name", ATOMS)
-@pytest.mark.parametrize("space", ["global", "shared"])
-def test_atomics(name: str, space: str) -> None:
-    """All 64 lanes on one word, in global or shared memory."""
-    value, expect = ATOMS[name]
-    a = np.array([6], np.uint32)
-    where = "%rd0" if space == "global" else "%r4"
-    body = f"""
-mov.u32 %r4, smem;
-setp.eq.u32 %p1, %r0, 0;
-@%p1 st.shared.b32 [%r4], 6;
-bar.sync 0;
-mov.u32 %r9, {value};
-atom.{space}.{name} %r10, [{where}], %r9;
-bar.sync 0;
-@%p1 ld.{space}.b32 %r11, [{where}];
-@%p1 st.global.b32 [%rd0], %r11;
-"""
-    k = Kernel(body, shared=16)
-    for seed in range(4):
-        a[0] = 6
-        report = k.run(a, seed=seed)
-        assert not report.faults, report
-        assert a[0] == expect(6, 64)
-
-
-def test_atomic_values_are_all_different() -> None:
-    """What 64 lanes get from a counter is a permutation."""
-    a = out(65)
-    body = OWN + "atom.global.add.u32 %r9, [%rd0+256], 1; st.global.b32 [%rd8], %r9;"
-    k = Kernel(body)
-    for seed in range(6):
-        a[:] = 0
-        assert not k.run(a, seed=seed).faults
-        assert sorted(a[:64]) == list(range(64)) and a[64] == 64
-
-
-def test_compare_and_swap_lock() -> None:
-    """A spin lock over a plain counter: clean with acquire and release, a race without."""
-    body = """
-and.b32 %r4, %r0, 31;
-setp.ne.u32 %p1, %r4, 0;
-@%p1 bra DONE;
-SPIN:
-atom.global{acquire}.gpu.cas.b32 %r5, [%rd0], 0, 1;
-setp.ne.u32 %p2, %r5, 0;
-@%p2 bra SPIN;
-ld.global.b32 %r6, [%rd0+64];
-add.u32 %r6, %r6, 1;
-st.global.b32 [%rd0+64], %r6;
-st{release}.gpu.global.b32 [%rd0], 0;
-DONE:
-"""
-    a = out()
-    good = Kernel(body.format(acquire=".acquire", release=".release"), threads=128, grid=3)
-    for seed in range(10):
-        a[:] = 0
-        report = good.run(a, seed=seed)
-        assert not report.faults, report
-        assert a[16] == 12 and a[0] == 0
-    bad = Kernel(body.format(acquire=".relaxed", release=".relaxed"), threads=128, grid=3)
-    a[:] = 0
-    found(bad, "race", a, every=True, seeds=range(5))
-
-
-def test_float_and_vector_reductions() -> None:
-    a = np.zeros(8, np.float32)
-    body = """
-mov.f32 %f1, 0f3F800000;
-mov.f32 %f2, 0f40000000;
-red.global.add.f32 [%rd0], %f1;
-red.global.v2.f32.add [%rd0+8], {%f1, %f2};
-mov.b32 %r4, 0x3f803f80;
-red.global.add.noftz.bf16x2 [%rd0+16], %r4;
-"""
-    assert not Kernel(body).run(a).faults
-    assert a[0] == 64 and a[2] == 64 and a[3] == 128
-    assert (a[4:5].view(np.uint16) == 0x4280).all()  # 64 in bf16
-
-
 def test_race_between_ctas_in_global_memory() -> None:
     """CTA 1 reads what CTA 0 writes: through a flag with release and acquire, or without them."""
     body = """
@@ -374,152 +267,6 @@ st.global.v4.b32 [%rd3+512], {%r12, %r13, %r14, %r15};
     for k in range(4):
         low, high = rows[k].T.reshape(32, 2).T.astype(np.uint32)
         assert (trans[lane, k] == low | high << 16).all()
-
-
-CP_ASYNC = """
-mul.wide.u32 %rd5, %r0, 16;
-add.s64 %rd6, %rd0, %rd5;
-mov.u32 %r4, smem;
-shl.b32 %r5, %r0, 4;
-add.u32 %r6, %r4, %r5;
-xor.b32 %r7, %r5, 512;
-add.u32 %r7, %r7, %r4;
-cp.async.cg.shared.global [%r6], [%rd6], 16{size};
-cp.async.commit_group;
-{wait}
-{barrier}
-ld.shared.b32 %r8, [%r7];
-mul.wide.u32 %rd5, %r0, 4;
-add.s64 %rd6, %rd1, %rd5;
-st.global.b32 [%rd6], %r8;
-cp.async.wait_all;
-"""
-
-
-def test_cp_async() -> None:
-    src, a = np.arange(1, 257, dtype=np.uint32), out()
-    good = {"size": "", "wait": "cp.async.wait_group 0;", "barrier": "bar.sync 0;"}
-    clean(Kernel(CP_ASYNC.format(**good), params=2, shared=1024), src, a)
-    assert (a == 1 + 4 * (np.arange(64) ^ 32)).all()
-    for change in ({"wait": "cp.async.wait_group 1;"}, {"barrier": ""}):
-        k = Kernel(CP_ASYNC.format(**{**good, **change}), params=2, shared=1024)
-        kinds = {x for seed in range(10) for x in k.run(src, a, seed=seed).kinds()}
-        assert "race" in kinds and kinds <= {"race", "uninitialised-read"}
-    short = Kernel(CP_ASYNC.format(**{**good, "size": ", %r2"}), params=2, shared=1024)
-    clean(short, src, a, seeds=[0])  # warp 0 copies nothing, warp 1 one byte
-    assert (a[32:] == 0).all() and (a[:32] == (1 + 4 * (np.arange(64) ^ 32)[:32]) % 256).all()
-
-
-def test_cp_async_signals_an_mbarrier() -> None:
-    """With .noinc each lane's copies count as one of the barrier's arrivals."""
-    body = """
-mov.u32 %r4, smem;
-setp.eq.u32 %p1, %r0, 0;
-@%p1 mbarrier.init.shared.b64 [%r4], 64;
-bar.sync 0;
-mul.wide.u32 %rd5, %r0, 16;
-add.s64 %rd6, %rd0, %rd5;
-shl.b32 %r5, %r0, 4;
-add.u32 %r6, %r4, %r5;
-cp.async.cg.shared.global [%r6+128], [%rd6], 16;
-cp.async.mbarrier.arrive.noinc.shared.b64 [%r4];
-W: mbarrier.try_wait.parity.shared.b64 %p2, [%r4], {parity};
-@!%p2 bra W;
-xor.b32 %r7, %r5, 512;
-add.u32 %r7, %r7, %r4;
-ld.shared.b32 %r8, [%r7+128];
-cp.async.wait_all;
-W2: mbarrier.try_wait.parity.shared.b64 %p2, [%r4], 0;
-@!%p2 bra W2;
-"""
-    src = np.arange(256, dtype=np.uint32)
-    clean(Kernel(body.format(parity=0), shared=2048), src)
-    kinds = {x for s in range(10) for x in Kernel(body.format(parity=1), shared=2048).run(src, seed=s).kinds()}
-    assert "race" in kinds and kinds <= {"race", "uninitialised-read"}
-
-
-CLUSTER = """
-mov.u32 %r4, smem;
-mov.u32 %r5, %cluster_ctarank;
-xor.b32 %r6, %r5, 1;
-mapa.shared::cluster.u32 %r7, %r4, %r6;
-shl.b32 %r8, %r0, 2;
-add.u32 %r9, %r7, %r8;
-add.u32 %r10, %r4, %r8;
-add.u32 %r11, %r0, 100;
-add.u32 %r11, %r11, %r5;
-{first}
-st.shared::cluster.b32 [%r9], %r11;
-{barrier}
-ld.shared.b32 %r12, [%r10];
-mul.wide.u32 %rd5, %r8, 1;
-mul.wide.u32 %rd6, %r5, 256;
-add.s64 %rd7, %rd0, %rd5;
-add.s64 %rd7, %rd7, %rd6;
-st.global.b32 [%rd7], %r12;
-"""
-BARRIER = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
-
-
-def test_distributed_shared_memory() -> None:
-    a = out(128)
-    clean(Kernel(CLUSTER.format(first="", barrier=BARRIER), grid=2, cluster=2, shared=256), a)
-    assert (a == np.concatenate([np.arange(101, 165), np.arange(100, 164)])).all()
-    for barrier in ("", "bar.sync 0;", BARRIER.replace("arrive", "arrive.relaxed")):
-        k = Kernel(CLUSTER.format(first="", barrier=barrier), grid=2, cluster=2, shared=256)
-        kinds = {x for seed in range(20) for x in k.run(a, seed=seed).kinds()}
-        assert "race" in kinds and kinds <= {"race", "uninitialised-read", "exited-peer"}
-
-
-def test_a_peer_that_has_exited() -> None:
-    """CTA 0 leaves at once; CTA 1 writes to it."""
-    body = """
-mov.u32 %r4, smem;
-mov.u32 %r5, %cluster_ctarank;
-setp.eq.u32 %p1, %r5, 0;
-@%p1 bra END;
-mapa.shared::cluster.u32 %r7, %r4, 0;
-st.shared::cluster.b32 [%r7], %r5;
-END:
-{tail}
-"""
-    found(Kernel(body.format(tail=""), grid=2, cluster=2, shared=64, params=0, threads=32), "exited-peer", every=True)
-    clean(Kernel(body.format(tail=BARRIER), grid=2, cluster=2, shared=64, params=0, threads=32))
-
-
-def test_st_async_completes_on_the_peers_barrier() -> None:
-    body = """
-mov.u32 %r4, smem;
-mov.u32 %r5, %cluster_ctarank;
-xor.b32 %r6, %r5, 1;
-setp.eq.u32 %p1, %r0, 0;
-@%p1 mbarrier.init.shared.b64 [%r4], 1;
-@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r4], {bytes};
-fence.mbarrier_init.release.cluster;
-barrier.cluster.arrive.aligned;
-barrier.cluster.wait.aligned;
-mapa.shared::cluster.u32 %r7, %r4, %r6;
-shl.b32 %r8, %r0, 2;
-add.u32 %r9, %r7, %r8;
-st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r9+64], %r0, [%r7];
-{wait}
-add.u32 %r10, %r4, %r8;
-ld.shared.b32 %r12, [%r10+64];
-mul.wide.u32 %rd5, %r8, 1;
-add.s64 %rd7, %rd0, %rd5;
-setp.eq.u32 %p3, %r5, 0;
-@%p3 st.global.b32 [%rd7], %r12;
-"""
-    wait = "W: mbarrier.try_wait.parity.shared.b64 %p2, [%r4], 0; @!%p2 bra W;"
-    a = out()
-    clean(Kernel(body.format(bytes=256, wait=wait), grid=2, cluster=2, shared=512), a)
-    assert (a == np.arange(64)).all()
-    few = Kernel(body.format(bytes=128, wait=wait), grid=2, cluster=2, shared=512)
-    kinds = {x for seed in range(10) for x in few.run(a, seed=seed).kinds()}
-    assert "barrier-transaction" in kinds
-    none = Kernel(body.format(bytes=256, wait=""), grid=2, cluster=2, shared=512)
-    kinds = {x for seed in range(10) for x in none.run(a, seed=seed).kinds()}
-    assert "race" in kinds or "unwaited-data" in kinds
 
 
 def test_unknown_forms_are_named() -> None:
