@@ -297,12 +297,11 @@ def _tuned(spec: AttentionSpec, target: str) -> Tuned | None:
     """
     from attngen import tuned
 
-    root = settings().cache_dir
-    if not tuned.path_of(root, target).exists() or not _has_gpu(target):
+    if not _has_gpu(target):
         return None
     import torch
 
-    return tuned.find(root, target, torch.cuda.get_device_name(), spec)
+    return tuned.find(settings().cache_dir, target, torch.cuda.get_device_name(), spec)
 
 
 @staged("emit")

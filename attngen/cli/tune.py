@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -40,6 +41,10 @@ def tune(
     jobs: Annotated[int, typer.Option("--jobs", min=0, max=64, help="Kernels compiled at once (0: one a core).")] = 0,
     seed: Annotated[int, typer.Option("--seed", help="Seed of data and order.")] = 0,
     keep: Annotated[bool, typer.Option("--keep/--no-keep", help="Remember the choice for `attngen.build`.")] = True,
+    export: Annotated[
+        str | None,
+        typer.Option("--export", help="Also add the record to this file, as it ships; of full and causal attention."),
+    ] = None,
     forget: Annotated[
         bool, typer.Option("--forget", help="Remove what was remembered for this spec; measure nothing.")
     ] = False,
@@ -87,6 +92,8 @@ def tune(
         common.write_text("-", json.dumps(json.loads(found.record.model_dump_json()), indent=1) + "\n")
     else:
         _show(found)
+    if export is not None:
+        common.say(f"added to {tuned.export(Path(export), resolved, found.record)}")
     if keep:
         common.say(f"kept in {tuned.keep(root, chosen, found.record)}")
 

@@ -104,8 +104,9 @@ def record_of(spec: AttentionSpec, chip: str = CHIP) -> Tuned:
     return tune.tune(spec, "sm_90a", chip, LENGTHS, by(lambda c, n: 500.0 + c.tile_n)).record
 
 
-def test_kept_found_replaced_forgotten(causal: AttentionSpec, tmp_path: Path) -> None:
+def test_kept_found_replaced_forgotten(causal: AttentionSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = record_of(causal)
+    monkeypatch.setattr(tuned, "shipped", lambda target: ())
     assert tuned.find(tmp_path, "sm_90a", CHIP, causal) is None
     path = tuned.keep(tmp_path, "sm_90a", record)
     assert path == tmp_path / "tuned" / "sm_90a.json"
@@ -145,10 +146,39 @@ def test_a_damaged_store_costs_nothing_but_a_warning(
     path.parent.mkdir()
     path.write_text(text)
     with caplog.at_level(logging.WARNING, "attngen.tuned"):
-        assert tuned.find(tmp_path, "sm_90a", CHIP, causal) is None
+        assert tuned.records(tmp_path, "sm_90a") == ()
     assert str(path) in caplog.text
     tuned.keep(tmp_path, "sm_90a", record_of(causal))
     assert tuned.find(tmp_path, "sm_90a", CHIP, causal) is not None
+
+
+def test_plain_attention_has_a_class_in_words(causal: AttentionSpec) -> None:
+    assert tuned.plain_class(causal) == "causal 128" == tuned.plain_class(load_spec(EXAMPLES / "llama3.attn"))
+    assert tuned.plain_class(causal.replace(layout="bhsd", dtype="fp16", head_dim_v=64)) == "causal 128 64"
+    assert tuned.plain_class(load_spec(EXAMPLES / "full.attn")) == "full 128"
+    for other in ("mistral", "alibi", "off_by_one", "longformer"):
+        assert tuned.plain_class(load_spec(EXAMPLES / f"{other}.attn")) is None
+    assert tuned.plain_class(causal.replace(layout="varlen")) is None
+
+
+def test_the_store_comes_before_what_ships(
+    causal: AttentionSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = record_of(causal)
+    file = tuned.export(tmp_path / "ships.json", causal, record)
+    (ships,) = tuned._read(file)
+    assert ships.spec_class == "causal 128" and {r.choice for r in ships.rates} == set(record.plans)
+    monkeypatch.setattr(tuned, "shipped", lambda target: (ships,))
+    assert tuned.find(tmp_path, "sm_90a", CHIP, causal) == ships
+    assert tuned.find(tmp_path, "sm_90a", "NVIDIA H100 PCIe", causal) is None
+    assert tuned.find(tmp_path, "sm_90a", CHIP, load_spec(EXAMPLES / "full.attn")) is None
+    own = causal.replace(schedule=causal.schedule.replace(tile_m=128, tile_n=64))
+    assert tuned.find(tmp_path, "sm_90a", CHIP, own) is None
+    tuned.keep(tmp_path, "sm_90a", record)
+    assert tuned.find(tmp_path, "sm_90a", CHIP, causal) == record
+    with pytest.raises(AttnError) as raised:
+        tuned.export(file, load_spec(EXAMPLES / "mistral.attn"), record)
+    assert raised.value.diagnostics[0].code == "E0503"
 
 
 def test_a_store_that_cannot_be_written_is_an_error(causal: AttentionSpec, tmp_path: Path) -> None:
