@@ -18,6 +18,7 @@ from attngen.jit import contract
 from attngen.jit.device import DeviceState, require_target, state_of
 from attngen.jit.maps import MapMemory
 from attngen.jit.named import TORCH_DTYPE, Binder
+from attngen.jit.reach import Reach
 from attngen.jit.scale import Scale, number
 from attngen.passes import few
 
@@ -51,7 +52,10 @@ class Launcher:
         self.tile_map: MapMemory | None = None
         #: What row tiles of the plans take, where that may choose one (`passes.few`).
         self.paces: tuple[few.Pace, ...] = ()
-        self._chosen: dict[tuple[int, int, int, int], int] = {}
+        #: How far a row reaches, known once a GPU is ready, and the params that it depends on.
+        self.reach: Reach | None = None
+        self._reach_places: tuple[int, ...] = ()
+        self._chosen: dict[tuple[Any, ...], int] = {}
         self._default_scale = self.scale.default
         self._dtype = TORCH_DTYPE[spec.out_dtype or spec.dtype]
         self._o_like_q = spec.head_dim_v == spec.head_dim_qk and self._dtype is TORCH_DTYPE[spec.dtype]
@@ -62,6 +66,10 @@ class Launcher:
         if index in self.ready:
             return
         require_target(index, target, self.spec.name)
+        if self.reach is None and self.paces:
+            self.reach = Reach.of(self.spec)
+            self._reach_places = self.reach.places if self.reach is not None else ()
+            self._chosen.clear()
         state = state_of(index)
         if not _capturing():
             with torch.cuda.device(index) if index >= 0 else contextlib.nullcontext():
@@ -131,9 +139,11 @@ class Launcher:
         functions = self.functions
         function = functions[0]
         if len(functions) > 1:
-            extents = (batch * heads_q, seqlen_q, seqlen_kv, workers)
-            chosen = self._chosen.get(extents)
-            function = functions[self._choose(*extents) if chosen is None else chosen]
+            key: tuple[Any, ...] = (batch * heads_q, seqlen_q, seqlen_kv, workers)
+            if self._reach_places:
+                key += tuple([tail[i] for i in self._reach_places])
+            chosen = self._chosen.get(key)
+            function = functions[self._choose(key) if chosen is None else chosen]
         if self.tile_map is not None:
             tail = self.tile_map.joined(tail, state, batch, heads_q, seqlen_q, seqlen_kv)
         try:
@@ -145,14 +155,22 @@ class Launcher:
             _written(*provided)
         return (out, lse) if return_lse else out
 
-    def _choose(self, heads: int, seqlen_q: int, seqlen_kv: int, workers: int) -> int:
-        """The plan of a call by its lengths and, where its row tiles are few, by their number; remembered."""
+    def _choose(self, key: tuple[Any, ...]) -> int:
+        """The plan of a call by its lengths and, where its row tiles are few, by their number; remembered.
+
+        `key`: query heads of all batch elements, seqlen_q, seqlen_kv, workers, and the params of `reach`. Rows that
+        reach fewer keys than there are walk as rows of a shorter sequence do.
+        """
+        heads, seqlen_q, seqlen_kv, workers, *params = key
         longest = max(seqlen_q, seqlen_kv)
+        if self.reach is not None:
+            seqlen_kv = self.reach.keys(params, seqlen_q, seqlen_kv)
+            longest = min(longest, seqlen_kv + few.TILE_ROWS)
         usual = next((i for i, limit in enumerate(self._limits) if longest <= limit), len(self._limits))
         if len(self._chosen) >= _REMEMBERED:
             self._chosen.clear()
         found = few.pick(self.paces, usual, heads, seqlen_q, seqlen_kv, workers)
-        self._chosen[heads, seqlen_q, seqlen_kv, workers] = found
+        self._chosen[key] = found
         return found
 
     def launch_saving(

@@ -15,6 +15,8 @@ from attngen.passes.cost import kv_tile_cycles, row_tile_cycles
 
 #: Rounds of the SMs from which the length alone decides: a last round costs at most a quarter there, half of it lost.
 ROUNDS = 4
+#: Rows of a middling tile: beside the keys that a row reaches, its tile walks those of so many rows.
+TILE_ROWS = 128
 #: Another plan than the length's is taken where it promises this share of the time.
 WORTH = 0.03
 

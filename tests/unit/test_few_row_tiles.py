@@ -10,9 +10,11 @@ import pytest
 
 from attngen import api
 from attngen.ir.plan import PlanSet
+from attngen.jit.reach import Reach
 from attngen.options import Options
 from attngen.passes.few import ROUNDS, Pace, are_few, cycles, paces, pick
 from attngen.search import plan
+from attngen.syntax import load_all
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 WIDE, TALL = Pace(128, 128, 2700, 3500, False), Pace(192, 80, 2070, 5250, False)
@@ -73,16 +75,53 @@ def test_which_kernels_say_their_pace() -> None:
     assert paces(planned("causal", tile="128x128")) == () == paces(planned("causal", layout="varlen"))
 
 
+def launcher_of(name: str, **changes: Any) -> Any:
+    return api.build(str(EXAMPLES / f"{name}.attn"), **changes).launcher
+
+
 def test_a_launch_counts_its_row_tiles() -> None:
-    attn = api.build(str(EXAMPLES / "full.attn"))
-    launcher = attn.launcher
-    assert launcher.paces == paces(attn.plan_set)
-    assert [launcher._choose(heads, 4096, 4096, SMS) for heads in (8, 128)] == [0, 1]
-    assert launcher._chosen == {(8, 4096, 4096, SMS): 0, (128, 4096, 4096, SMS): 1}
+    launcher = launcher_of("full")
+    assert launcher.paces == paces(planned("full"))
+    keys = [(heads, 4096, 4096, SMS) for heads in (8, 128)]
+    assert [launcher._choose(key) for key in keys] == [0, 1] and launcher._chosen == dict(
+        zip(keys, (0, 1), strict=True)
+    )
 
 
 def test_a_launch_remembers_no_more_than_it_must() -> None:
-    launcher = api.build(str(EXAMPLES / "full.attn")).launcher
+    launcher = launcher_of("full")
     for length in range(1, 1200):
-        launcher._choose(1, 1, length, SMS)
+        launcher._choose((1, 1, length, SMS))
     assert len(launcher._chosen) <= 1024
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "rows", "keys", "reach"),
+    [
+        ("mistral", (1024,), 16384, 16384, 1024),
+        ("mistral", (1024,), 300, 300, 300),
+        ("mistral", (2**31 - 1,), 4096, 4096, 4096),
+        ("modernbert", (64,), 4096, 4096, 129),
+        ("llama4", (8192,), 32768, 32768, 8192),
+    ],
+)
+def test_how_far_a_row_reaches(name: str, values: tuple[int, ...], rows: int, keys: int, reach: int) -> None:
+    spec = next(s for s in load_all(EXAMPLES / f"{name}.attn") if s.params)
+    found = Reach.of(spec)
+    assert found is not None and found.names == tuple(p.name for p in spec.params)
+    assert found.keys(values, rows, keys) == reach
+
+
+@pytest.mark.parametrize("name", ["full", "causal", "packing", "bigbird", "decode"])
+def test_rows_that_only_lengths_or_data_bound(name: str) -> None:
+    assert Reach.of(load_all(EXAMPLES / f"{name}.attn")[0]) is None
+
+
+def test_a_short_window_takes_the_plan_of_short_sequences() -> None:
+    """16 K rows with a window of 128, head dim 64: 256 x 64 took 219 us where 192 x 128 took 277."""
+    launcher = launcher_of("gpt_oss")
+    spec = launcher.spec
+    assert [p.tile_m for p in launcher.paces] == [256, 192] and [p.name for p in spec.params] == ["window"]
+    launcher.reach = Reach.of(spec)
+    assert launcher._choose((64, 16384, 16384, SMS, 128)) == 0
+    assert launcher._choose((64, 16384, 16384, SMS, 16384)) == 1
