@@ -63,7 +63,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "ab7efb4d26c195b234ba98ec0eadc128a46ebfb856443c937fadc10ba0da8463",
-    "body_sha256": "0841bd89e003d5dde00ea536e6bc889e811a16c2e7c999b71f80e85c9ab210b3",
+    "body_sha256": "9d59230fc37fa32dbf56d6e8f054a9846c5b8702de6356f75f0c3421511fab25",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -1469,7 +1469,8 @@ def reference(
     wide_k, wide_v = (x.double().repeat_interleave(heads_q // heads_kv, 2) for x in (k, v))
     s = torch.einsum("bqhd,bkhd->bhqk", q.double(), wide_k) * softmax_scale
     s = s.masked_fill(~keep, NEG_INF)
-    sink = as_tensor(take(sinks, h).double()).double().expand(batch, heads_q, seqlen_q, 1)
+    sink = as_tensor(take(sinks, h).double()).double()
+    sink = sink.expand(batch, heads_q, seqlen_q, 1)
     lse = torch.logsumexp(torch.cat([s, sink], dim=-1), dim=-1)
     p = torch.exp(s - torch.where(lse.isinf(), 0.0, lse)[..., None])
     o = torch.einsum("bhqk,bkhd->bqhd", p, wide_v)

@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "ab7efb4d26c195b234ba98ec0eadc128a46ebfb856443c937fadc10ba0da8463",
-    "body_sha256": "397140a075f89298b613fed48442222d1c48b92fe98ad9c0c2b0a4bc21f02277",
+    "body_sha256": "6a6687d538f07b3b5bd00f04c4002a80feb5b870e77c5ad03b3fdd5b50f72330",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -984,7 +984,8 @@ def reference(
     wide_k, wide_v = (x.double().repeat_interleave(heads_q // heads_kv, 2) for x in (k, v))
     s = torch.einsum("bqhd,bkhd->bhqk", q.double(), wide_k) * softmax_scale
     s = s.masked_fill(~keep, NEG_INF)
-    sink = as_tensor(take(sinks, h).double()).double().expand(batch, heads_q, seqlen_q, 1)
+    sink = as_tensor(take(sinks, h).double()).double()
+    sink = sink.expand(batch, heads_q, seqlen_q, 1)
     lse = torch.logsumexp(torch.cat([s, sink], dim=-1), dim=-1)
     p = torch.exp(s - torch.where(lse.isinf(), 0.0, lse)[..., None])
     o = torch.einsum("bhqk,bkhd->bqhd", p, wide_v)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from attngen.emit.check_exprs import ScalarPrinter, TorchPrinter
 from attngen.emit.exprs import dim_name, safe_name
-from attngen.emit.straight import fold, straight_line
+from attngen.emit.straight import WIDTH, fold, straight_line
 from attngen.ir.expr import Atom, Expr, params_of
 from attngen.ir.spec import AttentionSpec, ParamDecl, TensorDecl
 from attngen.ir.types import DType, Layout, Normalizer, Type
@@ -81,15 +81,15 @@ def check_view(spec: AttentionSpec) -> CheckView:
     has_rule = bool(scale_lines or params_of(spec.scale))
     return CheckView(
         mask_lines=mask_lines,
-        mask=mask,
+        mask=_framed(mask),
         lines=lines,
-        score=texts[0],
+        score=_framed(texts[0]),
         weights="torch.sigmoid(s)" if spec.normalizer is Normalizer.SIGMOID else "s.clamp_min(0.0)",
         has_sink=spec.sink is not None,
-        sink=texts[1] if spec.sink is not None else "",
+        sink=_framed(texts[1]) if spec.sink is not None else "",
         has_epilogue=has_epilogue,
         epilogue_lines=epilogue_lines if has_epilogue else (),
-        epilogue=epilogue if has_epilogue else "",
+        epilogue=_framed(epilogue) if has_epilogue else "",
         has_scale_rule=has_rule,
         scale_lines=scale_lines,
         scale_rule=scale,
@@ -106,6 +106,11 @@ def check_view(spec: AttentionSpec) -> CheckView:
         uses_take="take" in printer.used,
         free_dims=tuple(Scalar(dim_name(d), blocks.get(d, "64")) for d in free),
     )
+
+
+def _framed(text: str) -> str:
+    """A text that stands inside `as_tensor(…).expand_as(…)`: with its frame it fills a line."""
+    return fold(text, WIDTH)
 
 
 def _packed(spec: AttentionSpec) -> str:

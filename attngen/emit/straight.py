@@ -65,12 +65,12 @@ def straight_line(
     return (*bound, *lines), tuple(fold(printer.plain(e)) for e in results)
 
 
-def fold(text: str) -> str:
-    """An expression that nothing could shorten, on several lines inside parentheses; any other as it is.
+def fold(text: str, room: int = WIDTH + 16) -> str:
+    """An expression that nothing could shorten, on several lines inside parentheses; one that fits `room` as it is.
 
     No text of an expression holds a string, so it may break at every space.
     """
-    if len(text) <= WIDTH + 16:
+    if len(text) <= room or "\n" in text:
         return text
     lines = textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
     return "(" + "\n".join(lines) + ")"

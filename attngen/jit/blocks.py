@@ -17,7 +17,7 @@ def block_map(counts: torch.Tensor, indices: torch.Tensor, blocks_kv: int, *, ch
 
     Plain torch operations on the lists' device, nothing waits for it. Numbers outside are dropped, doubled ones count
     once, order does not matter; `check=True` makes each of these an error (and waits).
-    Raises: E0604 what is no int tensor, E0607 shapes, E0626 under `check`.
+    Raises: E0604 what is no int tensor or no count, E0607 shapes, E0626 under `check`.
     """
     for name, x in (("counts", counts), ("indices", indices)):
         if not isinstance(x, torch.Tensor) or x.is_floating_point() or x.dtype is torch.bool:
@@ -29,6 +29,12 @@ def block_map(counts: torch.Tensor, indices: torch.Tensor, blocks_kv: int, *, ch
             f"`indices` has shape {tuple(indices.shape)}, `counts` {tuple(counts.shape)}",
             notes=("indices has one axis more: the numbers of a row's blocks",),
             helps=("pass counts (batch, heads, blocks_q) and indices (batch, heads, blocks_q, n)",),
+        )
+    if not isinstance(blocks_kv, int) or blocks_kv < 0:
+        raise error(
+            "E0604",
+            f"`blocks_kv` must be a number of blocks, found {blocks_kv!r}",
+            helps=("pass ceil(seqlen_kv / kv), an int: -(-seqlen_kv // 128) of blocks of 128 keys",),
         )
     listed = torch.arange(indices.shape[-1], device=indices.device) < counts.unsqueeze(-1)
     inside = listed & (indices >= 0) & (indices < blocks_kv)

@@ -36,7 +36,7 @@ def validate(
         _is_tensor(name, x)
     dtype = TORCH_DTYPE[spec.dtype]
     for name, x in (("q", q), ("k", k), ("v", v)):
-        _has_rank(spec, name, x)
+        has_rank(spec, name, x)
         _has_device(name, x, q)
         _has_dtype(spec, name, x, dtype)
     _shapes(spec, q, k, v)
@@ -44,6 +44,7 @@ def validate(
     for decl in spec.lengths:
         captured(decl, tensors[decl.name], q, sizes)
         if decl.dims == (STARTS,):
+            _has_an_end(decl.name, sizes[STARTS])
             sizes["batch"] = sizes[STARTS] - 1
     if strides:
         for name, x in (("q", q), ("k", k), ("v", v)):
@@ -107,7 +108,8 @@ def _is_tensor(name: str, x: object) -> None:
         )
 
 
-def _has_rank(spec: AttentionSpec, name: str, x: torch.Tensor) -> None:
+def has_rank(spec: AttentionSpec, name: str, x: torch.Tensor) -> None:
+    """E0607 unless a tensor has the axes of the layout."""
     axes = axes_of(spec)
     if x.ndim != len(axes):
         mend = f"give it the axes ({', '.join(axes)})"
@@ -235,13 +237,30 @@ def captured(decl: TensorDecl, x: Any, q: torch.Tensor, extents: Sizes) -> None:
         )
     for axis, (dim, extent) in enumerate(zip(decl.dims, x.shape, strict=True)):
         want = dim if isinstance(dim, int) else extents.setdefault(dim, extent)
-        if extent != want and extent != 1:
+        if extent == want or (extent == 1 and dim != STARTS):
+            continue
+        if dim == STARTS:
             raise error(
                 "E0607",
-                f"`{decl.name}` has extent {extent} along {dim} (axis {axis}), which is {want} in this call",
-                notes=(f"the spec declares `{declared}`, found {_shape(x)}",),
-                helps=(f"give the axis extent {want}, or 1 to broadcast",),
+                f"`{decl.name}` holds {extent} starts, and this call has {want - 1} sequences, {want} starts",
+                helps=("give both tensors of starts one for each sequence, and the end of the last",),
             )
+        raise error(
+            "E0607",
+            f"`{decl.name}` has extent {extent} along {dim} (axis {axis}), which is {want} in this call",
+            notes=(f"the spec declares `{declared}`, found {_shape(x)}",),
+            helps=(f"give the axis extent {want}, or 1 to broadcast",),
+        )
+
+
+def _has_an_end(name: str, starts: int) -> None:
+    if not starts:
+        raise error(
+            "E0607",
+            f"`{name}` is empty: it has one element even where there is no sequence",
+            notes=("it holds the row at which each sequence begins, and the end of the last",),
+            helps=("give the running sum of the lengths, from 0: torch.tensor([0, *lengths]).cumsum(0).int()",),
+        )
 
 
 def _outputs(spec: AttentionSpec, q: torch.Tensor, out: Any, lse: Any, sizes: Sizes, strides: bool) -> None:

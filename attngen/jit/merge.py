@@ -8,7 +8,7 @@ Source: FlashAttention-2, section 3.1; FlashDecoding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ import torch
 from attngen.diag.diagnostic import error
 
 Tensor = torch.Tensor
+#: Axes of an o that its lse has, in the lse's order, by layout.
+_ROWS = {"bshd": (0, 2, 1), "bhsd": (0, 1, 2), "varlen": (1, 0)}
 
 
 def merge(
@@ -26,18 +28,26 @@ def merge(
         o, lse = attngen.merge(*prefix(q, k1, v1, return_lse=True), *suffix(q, k2, v2, return_lse=True))
 
     Shapes: each o (batch, seqlen_q, heads_q, head_dim_v), or (batch, heads_q, seqlen_q, head_dim_v) with
-    layout="bhsd"; each lse (batch, heads_q, seqlen_q), natural logarithm. `more`: further o, lse, in turn.
+    layout="bhsd"; each lse (batch, heads_q, seqlen_q), natural logarithm. layout="varlen": o (total_q, heads_q,
+    head_dim_v), lse (heads_q, total_q). `more`: further o, lse, in turn.
     `dtype` of the result: that of o1 unless given. Where lse_i is -inf, o_i must be finite (attngen's is 0).
     Gradients reach every o and lse; they are exact, and so are those of the calls that made them.
-    Raises: AttnError E0607 for shapes that do not fit together, E0503 for another layout.
+    Raises: AttnError E0604, E0605, E0606 for what are no float tensors of one device, E0607 for shapes that do not fit
+    together, E0503 for another layout or dtype.
     """
-    if layout not in ("bshd", "bhsd"):
-        raise error("E0503", f"option `layout` does not take {layout!r}", helps=('take "bshd" or "bhsd"',))
+    if layout not in _ROWS:
+        raise error("E0503", f"option `layout` does not take {layout!r}", helps=(f"take {_listed(_ROWS)}",))
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise error("E0503", f"option `dtype` does not take {dtype!r}", helps=("take a torch dtype of floats",))
     os, lses = [o1, o2, *more[::2]], [lse1, lse2, *more[1::2]]
-    bhsd = layout == "bhsd"
-    _fit(os, lses, bhsd)
+    _are_floats(os, lses)
+    if layout == "varlen":
+        _fit(os, lses, layout)
+        o, lse = merge(*(x.unsqueeze(0) for pair in zip(os, lses, strict=True) for x in pair), dtype=dtype)
+        return o.squeeze(0), lse.squeeze(0)
+    _fit(os, lses, layout)
     weights, lse = softmax_weights(lses)
-    return weighted_sum(os, weights, bhsd, dtype or o1.dtype), lse
+    return weighted_sum(os, weights, layout == "bhsd", dtype or o1.dtype), lse
 
 
 def softmax_weights(lses: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
@@ -126,18 +136,38 @@ def _along_rows(w: Tensor, bhsd: bool) -> Tensor:
     return (w if bhsd else w.transpose(1, 2)).unsqueeze(-1)
 
 
-def _fit(os: Sequence[Any], lses: Sequence[Any], bhsd: bool) -> None:
+def _are_floats(os: Sequence[Any], lses: Sequence[Any]) -> None:
+    """E0604 to E0606 for what torch would refuse in the middle, or round."""
+    named = [*((f"o{i}", x) for i, x in enumerate(os, 1)), *((f"lse{i}", x) for i, x in enumerate(lses, 1))]
+    for name, x in named:
+        if not isinstance(x, torch.Tensor):
+            found = type(x).__name__
+            raise error("E0604", f"`{name}` must be a torch tensor, found {found}", helps=("pass o and lse in turn",))
+        if not x.is_floating_point():
+            raise error("E0606", f"`{name}` is {x.dtype}; parts are floats", helps=("pass what attention returned",))
+        if x.device != os[0].device:
+            where = f"`{name}` is on {x.device}, o1 is on {os[0].device}"
+            raise error("E0605", where, helps=(f"move it: {name}.to({str(os[0].device)!r})",))
+
+
+def _fit(os: Sequence[Any], lses: Sequence[Any], layout: str) -> None:
     """E0607 where an o has no lse, or shapes differ."""
     if len(os) != len(lses):
         raise error("E0607", f"`merge` got {len(os)} o and {len(lses)} lse", helps=("pass o and lse in turn",))
-    b, x, y = os[0].shape[:3]
-    rows = (b, x, y) if bhsd else (b, y, x)
+    axes = _ROWS[layout]
+    whole = len(os[0].shape) == len(axes) + 1
+    rows = tuple(os[0].shape[a] for a in axes) if whole else None
     for i, (o, lse) in enumerate(zip(os, lses, strict=True), 1):
         if o.shape != os[0].shape or tuple(lse.shape) != rows:
+            fits = f"o {tuple(os[0].shape)} and lse {rows} were expected" if whole else f"o has {len(axes) + 1} axes"
             raise error(
                 "E0607",
-                f"part {i} has o {tuple(o.shape)} and lse {tuple(lse.shape)}; "
-                f"o {tuple(os[0].shape)} and lse {rows} were expected",
-                notes=(f"axes are read as {'bhsd' if bhsd else 'bshd'}",),
-                helps=('choose the other order with layout="bhsd"' if not bhsd else "parts have the same rows",),
+                f"part {i} has o {tuple(o.shape)} and lse {tuple(lse.shape)}; {fits}",
+                notes=(f"axes are read as {layout}",),
+                helps=(f"the order of the axes is chosen with layout={_listed(_ROWS)}",),
             )
+
+
+def _listed(names: Mapping[str, Any]) -> str:
+    *first, last = (f'"{n}"' for n in names)
+    return f"{', '.join(first)} or {last}"

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from attngen.diag.diagnostic import AttnError, error
-from attngen.ir.spec import AttentionSpec, ParamDecl, TensorDecl
+from attngen.ir.spec import STARTS, AttentionSpec, ParamDecl, TensorDecl
 from attngen.ir.types import DType, Type
 from attngen.jit.shapes import Sizes, sizes_of
 
@@ -211,5 +211,5 @@ def broadcast(tensor: torch.Tensor, decl: TensorDecl, sizes: Sizes) -> torch.Ten
     wanted = []
     for dim, extent in zip(decl.dims, tensor.shape, strict=True):
         known = dim if isinstance(dim, int) else sizes.get(dim, extent)
-        wanted.append(known if extent == 1 else extent)
+        wanted.append(known if extent == 1 and dim != STARTS else extent)
     return tensor.expand(wanted) if tuple(wanted) != tuple(tensor.shape) else tensor

@@ -34,7 +34,7 @@ class RaggedBinder(Binder):
                 return {**named, "cu_seqlens_kv": named["cu_seqlens_q"]}
             return named
         for name, x in (("seqused_q", q), ("seqused_kv", k)):
-            if named.get(name) is None and getattr(x, "ndim", 0) == 4:
+            if named.get(name) is None and getattr(x, "ndim", 0) >= 2:  # of another rank than 4: said with the others
                 named = {**named, name: torch.full((x.shape[0],), x.shape[1], dtype=_I32, device=x.device)}
         return named
 

@@ -15,14 +15,16 @@ import torch
 
 from attngen.diag.diagnostic import AttnError, error
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.types import Layout
+from attngen.ir.types import DType, Layout
+from attngen.jit import contract
 from attngen.jit.composed import Recipe
 from attngen.jit.kernel import Attention
-from attngen.jit.named import broadcast
+from attngen.jit.named import Binder, broadcast
 from attngen.jit.shapes import Sizes, sizes_of
 from attngen.passes.selected import BLOCKS, SELECTED, SIZES, packs_heads
 
 Tensor = torch.Tensor
+_is_dynamo = torch.compiler.is_dynamo_compiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +46,22 @@ class Gathered:
             _, r, hkv, d = o.shape
             group = hq // max(hkv, 1)
             o = o.view(o.shape[0], r // max(group, 1), group, hkv, d).transpose(2, 3)
-        return o.reshape(b, -1, hq, o.shape[-1])[:, :sq]
+        return o.reshape(b, self._padded, hq, o.shape[-1])[:, :sq]
 
     def lse(self, lse: Tensor) -> Tensor:
         """LSE of the call (batch, heads_q, seqlen_q) from that of the kernel."""
         b, hq, sq = self.sizes["batch"], self.sizes["heads_q"], self.sizes["seqlen_q"]
-        hkv = self.sizes["heads_kv"]
+        hkv, blocks = self.sizes["heads_kv"], self._padded // self.rows
         if self.packed:
-            parted = lse.view(b, -1, hkv, self.rows, hq // max(hkv, 1)).permute(0, 2, 4, 1, 3)
+            parted = lse.view(b, blocks, hkv, self.rows, hq // max(hkv, 1)).permute(0, 2, 4, 1, 3)
         else:
-            parted = lse.view(b, -1, hq, self.rows).transpose(1, 2)
-        return parted.reshape(b, hq, -1)[..., :sq]
+            parted = lse.view(b, blocks, hq, self.rows).transpose(1, 2)
+        return parted.reshape(b, hq, self._padded)[..., :sq]
+
+    @property
+    def _padded(self) -> int:
+        """Rows of whole blocks."""
+        return -(-self.sizes["seqlen_q"] // self.rows) * self.rows
 
 
 def gathered(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, lists: Tensor, named: dict[str, Any]) -> Gathered:
@@ -66,7 +73,7 @@ def gathered(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, lists: Tensor
     sizes = sizes_of(spec, q, k)
     b, sq, skv, hq, hkv = (sizes[n] for n in ("batch", "seqlen_q", "seqlen_kv", "heads_q", "heads_kv"))
     rows, blocks, group = sparse.q, -(-sq // sparse.q), hq // max(hkv, 1)
-    keys = selected_keys(lists, sparse.kv, skv).expand(b, hkv, -1, -1)
+    keys = selected_keys(lists if skv else lists[..., :0], sparse.kv, skv).expand(b, hkv, -1, -1)
     by_block = keys.transpose(1, 2)  # (batch, blocks, heads_kv, keys)
     # contiguous, or what is gathered lies in memory as the index does
     index = by_block.transpose(2, 3).clamp(max=max(skv - 1, 0)).contiguous()
@@ -75,10 +82,11 @@ def gathered(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, lists: Tensor
     q = torch.nn.functional.pad(q, (0, 0, 0, 0, 0, blocks * rows - sq)) if blocks * rows != sq else q
     packed = packs_heads(spec)
     if packed:
-        qs = q.reshape(b, blocks, rows, hkv, group, -1).transpose(3, 4).reshape(b * blocks, rows * group, hkv, -1)
+        parted = q.reshape(b, blocks, rows, hkv, group, q.shape[-1]).transpose(3, 4)
+        qs = parted.reshape(b * blocks, rows * group, hkv, q.shape[-1])
     else:
         qs = q.reshape(b * blocks, rows, hq, q.shape[-1])
-    known = dict(zip(SIZES, (blocks, sq, skv, group), strict=True))
+    known = dict(zip(SIZES, (max(blocks, 1), sq, skv, max(group, 1)), strict=True))
     decls = {t.name: t for t in spec.tensors}
     wide = {n: broadcast(x, decls[n], sizes) if n in decls else x for n, x in named.items()}
     selected = by_block.flatten(0, 1).to(torch.int32).contiguous()
@@ -151,7 +159,7 @@ class SelectedAttention:
     Memory: K and V gathered by block of rows, and their gradients: blocks_q * n * kv * heads_kv * (D + Dv) elements.
     Gradients: of q, k, v and tensors declared `grad`; dK and dV of a key add up over the lists that hold it, in fp32,
     in a fixed order where the spec is deterministic.
-    Raises: AttnError as `Attention`; E0604, E0606, E0607 (blocks), E0628 (with `check`).
+    Raises: AttnError as `Attention`; E0604 to E0607 (blocks), E0628 (with `check`).
     """
 
     def __init__(self, spec: AttentionSpec, inner: Attention, recipe: Recipe) -> None:
@@ -160,6 +168,13 @@ class SelectedAttention:
         self._recipe = recipe
         self._bhsd = spec.layout is Layout.BHSD
         self._plain = spec.replace(layout=Layout.BSHD) if self._bhsd else spec
+        self._binder = Binder(spec)
+        assert spec.block_sparse is not None
+        self._sparse = spec.block_sparse
+        #: What `contract` looks at: the call without its lists, whose axes are others than a mask's.
+        self._checked = self._plain.replace(
+            tensors=tuple(t for t in spec.tensors if t.name != BLOCKS), block_sparse=None
+        )
 
     @property
     def kernels(self) -> tuple[Attention, ...]:
@@ -199,25 +214,45 @@ class SelectedAttention:
         """See the class."""
         if self._bhsd:
             q, k, v = (x.transpose(1, 2) if isinstance(x, Tensor) and x.ndim == 4 else x for x in (q, k, v))
-        self._fits(q, k, v, blocks, check)
+        if not _is_dynamo():
+            q, k, v = _cast(q, k, v)
+            self._fits(q, k, v, blocks, named)
+        if check:
+            _listed_well(blocks, -(-k.shape[1] // self._sparse.kv))
         call = gathered(self._plain, q, k, v, blocks, named)
         found = self.inner(call.q, call.k, call.v, return_lse=return_lse, scale=scale, check=check, **call.named)
         o = call.o(found[0] if return_lse else found)
         o = (o.transpose(1, 2) if self._bhsd else o).contiguous()
         return (o, call.lse(found[1]).contiguous()) if return_lse else o
 
-    def _fits(self, q: Any, k: Any, v: Any, blocks: Any, check: bool) -> None:
-        """E0604, E0606 and E0607 for what the gather needs."""
-        spec, sparse = self.spec, self.spec.block_sparse
-        assert sparse is not None
-        for name, x in (("q", q), ("k", k), ("v", v), (BLOCKS, blocks)):
-            if not isinstance(x, Tensor):
-                helps = "pass q, k and v as tensors" if name != BLOCKS else f"pass {BLOCKS}=, see attngen.build"
-                raise error("E0604", f"`{name}` must be a torch tensor, found {type(x).__name__}", helps=(helps,))
-            if x.ndim != 4:
-                raise error(
-                    "E0607", f"`{name}` has {x.ndim} axes {tuple(x.shape)}, `{spec.name}` needs 4", helps=("reshape",)
-                )
+    def _fits(self, q: Any, k: Any, v: Any, blocks: Any, named: dict[str, Any]) -> None:
+        """What the kernel behind it would find out too late, or say of tensors that the caller never saw.
+
+        Raises: AttnError E0601, E0602, E0604 to E0608.
+        """
+        for name in named:
+            if name not in self._binder.names:
+                self._binder.unknown(name)
+        for name in self._binder.tensor_names:
+            if name != BLOCKS and named.get(name) is None:
+                self._binder.missing(name)
+        spec, sparse = self._checked, self._sparse
+        if getattr(q, "dtype", None) in (torch.bfloat16, torch.float16):  # each has a kernel of its own
+            spec = spec.replace(dtype=DType.BF16 if q.dtype is torch.bfloat16 else DType.FP16)
+        contract.validate(spec, q, k, v, named, strides=False)
+        if not isinstance(blocks, Tensor):
+            raise error(
+                "E0604",
+                f"`{BLOCKS}` must be a torch tensor, found {type(blocks).__name__}",
+                helps=(f"pass {BLOCKS}=, int32 (batch, heads_kv, blocks_q, n): a list of blocks of keys for each block "
+                       "of rows",),
+            )  # fmt: skip
+        if blocks.device != q.device:
+            raise error(
+                "E0605",
+                f"`{BLOCKS}` is on {blocks.device}, q is on {q.device}",
+                helps=(f"move it: {BLOCKS}.to({str(q.device)!r})",),
+            )
         if blocks.dtype not in (torch.int32, torch.int64):
             raise error(
                 "E0606",
@@ -225,23 +260,30 @@ class SelectedAttention:
                 notes=("a list holds the numbers of the blocks of keys that a block of rows sees",),
                 helps=("of a bool map m: m.int().argsort(-1, descending=True), filled up with -1",),
             )
-        (b, sq, hq, _), (bk, skv, hkv, _) = q.shape, k.shape
-        if bk != b or v.shape[:3] != k.shape[:3] or (hkv == 0 and hq) or (hkv and hq % hkv):
+        want = (q.shape[0], k.shape[2], -(-q.shape[1] // sparse.q))
+        if (
+            blocks.ndim != 4
+            or any(n not in (m, 1) for n, m in zip(blocks.shape[:2], want, strict=False))
+            or blocks.shape[2] != want[2]
+        ):
             raise error(
                 "E0607",
-                f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit together (bshd)",
-                helps=("give them one batch, k and v one length, and q a multiple of k's heads",),
-            )
-        want = (b, hkv, -(-sq // sparse.q))
-        if any(n not in (m, 1) for n, m in zip(blocks.shape[:2], want, strict=False)) or blocks.shape[2] != want[2]:
-            raise error(
-                "E0607",
-                f"`{BLOCKS}` has the shape {tuple(blocks.shape)}, this call needs ({b} or 1, {hkv} or 1, {want[2]}, n)",
+                f"`{BLOCKS}` has {blocks.ndim} axes {tuple(blocks.shape)}, this call needs "
+                f"({want[0]} or 1, {want[1]} or 1, {want[2]}, n)",
                 notes=(f"a list for each block of {sparse.q} rows of each KV head",),
                 helps=("give one list for each block of rows; -1 fills a short one up",),
             )
-        if check:
-            _listed_well(blocks, -(-skv // sparse.kv))
+
+
+def _cast(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+    """The operands in autocast's dtype, where it is on: a gather of narrower rows moves fewer bytes."""
+    if not all(isinstance(x, Tensor) for x in (q, k, v)) or q.device.type not in ("cpu", "cuda"):
+        return q, k, v
+    if not torch.is_autocast_enabled(q.device.type):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(q.device.type)
+    q, k, v = (x.to(dtype) if x.is_floating_point() else x for x in (q, k, v))
+    return q, k, v
 
 
 def _listed_well(blocks: Tensor, count: int) -> None:

@@ -140,7 +140,14 @@ class SeveralAttention:
 
     def _calls(self, q: Any, k: Any, v: Any, segments: Any) -> list[tuple[Any, Any, Any]]:
         """(q, k, v) of each part. Raises: AttnError E0604, E0607."""
-        spec, given = self.spec, dict(segments or {})
+        spec = self.spec
+        if segments is not None and not isinstance(segments, Mapping):
+            raise error(
+                "E0604",
+                f"`segments` of `{spec.name}` must be a dict, found {type(segments).__name__}",
+                helps=('pass segments={"name": (k, v)}, an entry for each segment of the spec',),
+            )
+        given = dict(segments or {})
         if spec.branches:
             _only(given, (), spec)
             names = [b.name for b in spec.branches]
@@ -231,7 +238,8 @@ class SeveralAttention:
             raise autograd.given_output(self.spec.name)
         for name, given, made in (("out", out, o), ("lse", lse, rows)):
             if given is not None and not (
-                isinstance(given, torch.Tensor) and (given.shape, given.dtype) == (made.shape, made.dtype)
+                isinstance(given, torch.Tensor)
+                and (given.shape, given.dtype, given.device) == (made.shape, made.dtype, made.device)
             ):
                 axes = f" ({', '.join(axes_of(self.spec))})" if name == "out" else ""
                 raise error(

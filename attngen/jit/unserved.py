@@ -15,10 +15,14 @@ from attngen.diag.diagnostic import AttnError, Diagnostic, error
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
 from attngen.jit import autograd, contract, views
+from attngen.jit.blocks import block_map
 from attngen.jit.checks import check_call
 from attngen.jit.kernel import AttngenNotice
 from attngen.jit.named import Binder
+from attngen.jit.ragged import RaggedBinder
 from attngen.jit.scale import Scale, number
+from attngen.jit.shapes import sizes_of
+from attngen.passes.selected import BLOCKS, is_selected
 
 Recipe = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -48,6 +52,7 @@ class ReferenceAttention:
         #: The spec in the layout that the operands have once pages and packed tensors are taken apart.
         self._plain = spec if spec.layout is Layout.BHSD else spec.replace(layout=Layout.BSHD)
         self._binder = Binder(self._plain)
+        self._ragged = Ragged(spec) if spec.layout.is_ragged else None
         self._scale = Scale(spec)
         what = "; ".join(d.message for d in reasons)
         warnings.warn(f"`{spec.name}` runs on CPU tensors only: {what}", AttngenNotice, stacklevel=4)
@@ -70,6 +75,13 @@ class ReferenceAttention:
         for x in (*qs, *ks, v):
             if isinstance(x, torch.Tensor) and x.device.type != "cpu":
                 self.refuse()
+        if self._ragged is not None:
+            if segments or self._ragged.unknown:
+                self.refuse()
+            o, lse = self._ragged(qs[0], ks[0], v, named, scale, check)
+            return (o, lse) if return_lse else o
+        if is_selected(self.spec):
+            named = {**named, BLOCKS: _as_map(self._plain, named.get(BLOCKS), qs[0], ks[0])}
         if self.spec.layout is Layout.PAGED:
             ks, v = [_paged(x, page_table) for x in ks], _paged(v, page_table)
         tail = self._binder.bind(named, qs[0], ks[0])
@@ -79,9 +91,7 @@ class ReferenceAttention:
             contract.validate(self._plain, q, k, whole, tensors, strides=False)
             if check:
                 check_call(self._plain, q, k, whole, params, tensors)
-        for decl in self.spec.tensors:
-            if torch.is_grad_enabled() and tensors[decl.name].requires_grad and not decl.grad:
-                raise autograd.lost_gradient(self.spec.name, decl.name)
+        _all_learned(self.spec, tensors)
         value = self._scale.of(tail) if scale is None else number(scale, self.spec)
         several = (tuple(map(self._bshd, qs)), tuple(map(self._bshd, ks))) if self.spec.branches else None
         q, k = several or (self._bshd(qs[0]), self._bshd(ks[0]))
@@ -141,6 +151,53 @@ class ReferenceAttention:
 
     def _bshd(self, x: Any) -> Any:
         return x.transpose(1, 2) if self.spec.layout is Layout.BHSD else x
+
+
+class Ragged:
+    """A ragged layout by the reference, sequence by sequence; the lengths are read on the host."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        self._spec = spec
+        self._binder = RaggedBinder(spec)
+        self._scale = Scale(spec)
+        #: What sequences of their own are not defined for: lengths of segments, blocks of a sequence.
+        self.unknown = bool(spec.branches or spec.segments or (spec.block_sparse and spec.block_sparse.given))
+
+    def __call__(self, q: Any, k: Any, v: Any, named: Mapping[str, Any], scale: Any, check: bool) -> tuple[Any, Any]:
+        from attngen.ref import blockwise, ragged
+
+        spec = self._spec.replace(v_view_start=None)
+        whole = v if v is not None else views.keys_and_values(self._spec, k)[1]
+        for name, x in (("q", q), ("k", k)):
+            contract.has_rank(spec, name, x)
+        tail = self._binder.bind(self._binder.filled(named, q, k), q, k)
+        params, tensors = self._binder.split(tail)
+        contract.validate(spec, q, k, whole, tensors, strides=False)
+        if check:
+            check_call(spec, q, k, whole, params, tensors)
+        _all_learned(spec, tensors)
+        value = self._scale.of(tail) if scale is None else number(scale, spec)
+        lengths = {t.name: tensors.pop(t.name) for t in spec.lengths}
+        with torch.autocast("cpu", enabled=False):
+            o, lse = ragged.attention(spec, q, k, whole, lengths, params, tensors, value, blockwise.attention)
+        return o.contiguous(), lse.contiguous()
+
+
+def _all_learned(spec: AttentionSpec, tensors: Mapping[str, Any]) -> None:
+    """E0611 for a captured tensor that requires a gradient and is not declared `grad`."""
+    for decl in spec.tensors:
+        if torch.is_grad_enabled() and tensors[decl.name].requires_grad and not decl.grad:
+            raise autograd.lost_gradient(spec.name, decl.name)
+
+
+def _as_map(spec: AttentionSpec, lists: Any, q: Any, k: Any) -> Any:
+    """Lists of blocks as the map that the mask reads; anything else as it is."""
+    if not isinstance(lists, torch.Tensor) or lists.dtype not in (torch.int32, torch.int64) or lists.ndim != 4:
+        return lists
+    sizes = sizes_of(spec, q, k)
+    found = block_map(lists.new_full(lists.shape[:-1], lists.shape[-1]), lists, sizes["blocks_kv"])
+    group = sizes["heads_q"] // max(sizes["heads_kv"], 1)
+    return found if found.shape[1] == 1 else found.repeat_interleave(group, 1)
 
 
 def _paged(x: Any, table: Any) -> Any:

@@ -16,7 +16,7 @@ from attngen.diag.diagnostic import AttnError, error
 from attngen.diag.span import Span
 from attngen.ir.expr import Atom, Expr, atom, params_of, tensors_of
 from attngen.ir.spec import AttentionSpec, TensorDecl
-from attngen.ir.types import DType, Layout
+from attngen.ir.types import DType, Layout, Normalizer
 from attngen.passes.selected import BLOCKS, is_selected, selected_spec
 
 #: The part of a spec with segments that reads the call's own k and v, unless a segment has that name.
@@ -142,6 +142,8 @@ def formula(spec: AttentionSpec) -> str:
     if spec.branches:
         terms = [f"({_printed(b.weight)}) O_{n}" for b, n in zip(spec.branches, names, strict=True)]
         return f"O = {' + '.join(terms)}"
+    if spec.normalizer is not Normalizer.SOFTMAX:  # weights know no other key, so none of another part
+        return f"O = {' + '.join(f'O_{n}' for n in names)}"
     terms = [f"exp(LSE_{n} - LSE) O_{n}" for n in names]
     return f"O = {' + '.join(terms)},  LSE = log({' + '.join(f'exp(LSE_{n})' for n in names)})"
 
@@ -163,9 +165,7 @@ def _printed(e: Expr) -> str:
 def gaps(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
     """What several kernels together do not serve: (what, where, mend)."""
     what = "branches" if spec.branches else "KV segments"
-    if spec.layout not in (Layout.BSHD, Layout.BHSD, Layout.PACKED_QKV) or (
-        spec.branches and spec.layout is Layout.PACKED_QKV
-    ):
+    if spec.layout is Layout.PAGED or (spec.branches and spec.layout is Layout.PACKED_QKV):
         yield f"layout {spec.layout} with {what}", spec.span, "use layout = bshd or bhsd"
     if spec.max_logit:
         yield f"the max-logit output with {what}", spec.span, "leave it out"

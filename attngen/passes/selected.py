@@ -67,6 +67,14 @@ def selected_spec(spec: AttentionSpec) -> AttentionSpec:
     def moved(e: Expr) -> Expr:
         return _substituted(_without_blocks(e), of_call)
 
+    def of_row(e: Expr) -> Expr:
+        """Read in every row, those that fill up the last block too: they read the last one's elements."""
+        if sparse.q == 1:
+            return moved(e)
+        last = apply("min", of_call["q_idx"], apply("sub", seqlen_q, const(1)))
+        held = {"q_idx": last, "q_pos": apply("add", last, apply("sub", seqlen_kv, seqlen_q))}
+        return _substituted(e, {**of_call, **held})
+
     listed = apply("lt", of_call["kv_idx"], seqlen_kv)
     if sparse.q > 1:  # rows that fill up the last block
         listed = apply("and", listed, apply("lt", of_call["q_idx"], seqlen_q))
@@ -84,8 +92,8 @@ def selected_spec(spec: AttentionSpec) -> AttentionSpec:
         ),
         score=moved(spec.score),
         mask=listed if isinstance(mask, Const) and mask.value else apply("and", listed, mask),
-        sink=None if spec.sink is None else moved(spec.sink),
-        epilogue=moved(spec.epilogue),
+        sink=None if spec.sink is None else of_row(spec.sink),
+        epilogue=of_row(spec.epilogue),
         block_sparse=None,
         schedule=spec.schedule.replace(tile_m=spec.schedule.tile_m or TILE_M),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain
 
 from attngen.diag.diagnostic import AttnError, Diagnostic, Label
@@ -10,7 +10,7 @@ from attngen.diag.span import Span
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout, Normalizer
 from attngen.passes.parts import Part, gaps, is_composed, parts, pick
-from attngen.passes.selected import is_selected, selected_spec
+from attngen.passes.selected import SELECTED, SIZES, is_selected, selected_spec
 from attngen.targets import sm90
 
 #: What is left to do with a valid spec that no kernel serves.
@@ -103,10 +103,7 @@ def _of_ragged(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
     """What does not go together with sequences of lengths of their own."""
     if not spec.layout.is_ragged:
         return
-    own = {t.name for t in spec.lengths}
-    for name, span in [(p.name, p.span) for p in spec.params] + [(t.name, t.span) for t in spec.tensors]:
-        if name in own:
-            yield f"`{name}`, which layout {spec.layout} has of its own,", span, "give it another name"
+    yield from _taken(spec, {t.name for t in spec.lengths}, f"layout {spec.layout} has")
     mend = "use layout = bshd, and say the lengths by a mask"
     for what, has in (
         (f"the {spec.normalizer} normalizer", spec.normalizer is not Normalizer.SOFTMAX),
@@ -116,6 +113,13 @@ def _of_ragged(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
     ):
         if has:
             yield f"{what} in layout {spec.layout}", spec.span, mend
+
+
+def _taken(spec: AttentionSpec, own: Collection[str], whose: str) -> Iterator[tuple[str, Span | None, str]]:
+    """Declared names that a kernel's arguments have already."""
+    for name, span in [(p.name, p.span) for p in spec.params] + [(t.name, t.span) for t in spec.tensors]:
+        if name in own:
+            yield f"`{name}`, which {whose} of its own,", span, "give it another name"
 
 
 def _of_views(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
@@ -136,6 +140,7 @@ def _of_lists(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
     """Of lists of single keys or for single rows."""
     span = spec.block_sparse.span if spec.block_sparse is not None else None
     what = "lists of single keys or for single rows"
+    yield from _taken(spec, {SELECTED, *SIZES}, "a kernel over listed keys has")
     if spec.branches or spec.segments:
         yield f"{what} with {'branches' if spec.branches else 'KV segments'}", span, "use blocks of both, 64 x 64 say"
     if spec.layout not in (Layout.BSHD, Layout.BHSD):
