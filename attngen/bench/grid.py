@@ -44,12 +44,12 @@ class Part:
 
 def example(name: str, changes: Changes, head_dim: int = 128, head_dim_v: int | None = None) -> AttentionSpec:
     """An example's spec with these head dims; `changes` are options, which come first."""
-    from attngen import api
+    from attngen import specs
     from attngen.options import Options
     from attngen.resources import read
 
     dims: dict[str, Any] = {"head_dim": head_dim, "head_dim_v": head_dim_v or head_dim}
-    return api.resolve(read(f"examples/{name}.attn"), None, Options.parse({**dims, **changes}))
+    return specs.resolve(read(f"examples/{name}.attn"), None, Options.parse({**dims, **changes}))
 
 
 def _usual(lengths: tuple[int, ...] | None, changes: Changes) -> Iterator[Cell]:

@@ -35,13 +35,13 @@ class Variant:
     head_dim: int = 128
 
     def cell(self, changes: dict[str, object], seqlen: int = SEQLEN) -> Cell:
-        """Its cell, with the tile, dtype and so on of `changes`; raises AttnError as `api.resolve` does."""
-        from attngen import api
+        """Its cell, with the tile, dtype and so on of `changes`; raises AttnError as `specs.resolve` does."""
+        from attngen import specs
         from attngen.options import Options
         from attngen.resources import read
 
         options = Options.parse({"head_dim": self.head_dim, **changes})
-        spec = api.resolve(read(f"examples/{self.example}.attn"), self.block, options)
+        spec = specs.resolve(read(f"examples/{self.example}.attn"), self.block, options)
         heads = max(1, WIDTH // spec.head_dim_v)
         batch = max(1, BATCH * SEQLEN // seqlen)
         return Cell(spec, batch, heads, heads, seqlen, seqlen, self.title)

@@ -280,10 +280,10 @@ def overrides(
 
 def load(source: str, name: str | None, changes: Mapping[str, object]) -> AttentionSpec:
     """The spec that SOURCE, --name and the override options mean."""
-    from attngen import api
+    from attngen import specs
     from attngen.options import Options
 
-    return api.resolve(read_source(source), name, Options.parse(changes))
+    return specs.resolve(read_source(source), name, Options.parse(changes))
 
 
 def pick_target(spec: AttentionSpec, target: str | None) -> str:

@@ -54,7 +54,7 @@ def compile_(
 
     A spec with branches or segments takes a kernel for each: -o FILE.py then writes FILE.part.py for every part.
     """
-    from attngen import api
+    from attngen import specs
     from attngen.options import Options
     from attngen.passes.parts import formula, several
     from attngen.passes.serves import served_parts
@@ -74,7 +74,7 @@ def compile_(
         deterministic=deterministic,
     )
     text = common.read_source(source_name)
-    spec = api.resolve(text, name, Options.parse(changes))
+    spec = specs.resolve(text, name, Options.parse(changes))
     chosen = served_parts(spec, common.pick_target(spec, target), part)
     if len(chosen) > 1 and output == "-" and objects is None:
         raise several(spec)  # two modules are no file

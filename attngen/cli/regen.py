@@ -110,14 +110,14 @@ def regen(
 
 def render() -> dict[str, str]:
     """Text of every file of the gallery by name."""
-    from attngen import api, resources
+    from attngen import api, resources, specs
     from attngen.options import Options
 
     files: dict[str, str] = {}
     rows = []
     for entry in GALLERY:
         path = resources.root() / "examples" / f"{entry.example}.attn"
-        spec = api.resolve(path, entry.name, Options.parse(entry.overrides))
+        spec = specs.resolve(path, entry.name, Options.parse(entry.overrides))
         source = api.compile(spec, target=entry.target, only=entry.direction)
         name = entry.file(spec.name)
         files[name] = source.text

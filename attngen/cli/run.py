@@ -116,17 +116,13 @@ def _run_kernel_file(name: str, as_json: bool) -> None:
     if not meta:
         raise common.Usage(f"{common.printable(name)} is no kernel file: it has no ATTN_META table")
     common.say(f"{meta.get('kernel_id', name)}{', edited' if is_edited(text) else ''}")
-    if _has_gpu(meta):
+    from attngen.jit import device
+
+    if device.has_gpu(str(meta.get("target"))):
         _self_check(path)
     else:
         common.say(f"no GPU for {meta.get('target')}: compiling to machine code instead")
         _inspect(path, meta, as_json)
-
-
-def _has_gpu(meta: dict[str, Any]) -> bool:
-    import torch
-
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) and meta.get("target") == "sm_90a"
 
 
 def _self_check(path: Path) -> None:

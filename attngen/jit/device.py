@@ -111,6 +111,11 @@ def runs(index: int, target: str) -> bool:
     return torch.cuda.get_device_capability(index) == capability_of(target)
 
 
+def has_gpu(target: str) -> bool:
+    """Whether the current GPU runs code for `target` (another kind is an error only once tensors on it arrive)."""
+    return torch.cuda.is_available() and runs(torch.cuda.current_device(), target)
+
+
 def require_target(index: int, target: str, name: str) -> None:
     """Raise AttnError E0516 unless GPU `index` runs code for `target`."""
     if runs(index, target):

@@ -22,7 +22,7 @@ from attngen.ir.types import DType, Layout
 from attngen.jit import autograd, contract, ops
 from attngen.jit.backward import Backward
 from attngen.jit.cache import KernelCache
-from attngen.jit.device import runs
+from attngen.jit.device import has_gpu
 from attngen.jit.launch import Launcher, Ready
 from attngen.jit.load import Loaded, Progress, load
 from attngen.jit.maps import MapMemory
@@ -185,7 +185,7 @@ class Attention:
                 self.launcher.functions = self._loaded.functions
         if backward is not False:
             self.backward.prepare(self.backward.wanted(backward))
-        if device is None and torch.cuda.is_available() and runs(torch.cuda.current_device(), self.target):
+        if device is None and has_gpu(self.target):
             device = torch.cuda.current_device()
         if device is not None:
             self.launcher.prepare(device, self.target)

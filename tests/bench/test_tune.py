@@ -16,6 +16,7 @@ from attngen.diag.diagnostic import AttnError
 from attngen.ir.plan import KernelPlan
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.tuned import Choice, Tuned
+from attngen.jit import device
 from attngen.syntax import load_spec
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -200,7 +201,7 @@ def test_build_follows_the_record_of_its_gpu_and_compile_does_not(
         record = tuned_to(causal, lambda c, n: 500.0 + (c.tile_n == 96) * 50).record
         tuned.keep(tmp_path, "sm_90a", record)
         assert api.build(causal).source == plain.source, "no GPU here: the planner's choice"
-        monkeypatch.setattr(api, "_has_gpu", lambda target: True)
+        monkeypatch.setattr(device, "has_gpu", lambda target: True)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: CHIP)
         monkeypatch.setattr("attngen.jit.kernel.Attention.compile", lambda self, **_: self)
         followed = api.build(causal)

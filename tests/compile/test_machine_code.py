@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ptxcheck.compile import compile_module, load_text
 
-from attngen import api
+from attngen import api, specs
 from attngen.cli.regen import GALLERY
 from attngen.ir.spec import AttentionSpec
 from attngen.options import Options
@@ -31,7 +31,7 @@ pytestmark = [
 
 def check(spec: AttentionSpec) -> None:
     plans = plan(spec, "sm_90a")
-    source = api.compile(spec, target="sm_90a")
+    source = api.compile(spec, target="sm_90a", only="forward")
     module = load_text(source.text, spec.name)
     for index, p in enumerate(plans.plans):
         code = machine.inspect_ptx(compile_module(module, index).ptx)
@@ -55,12 +55,12 @@ def check(spec: AttentionSpec) -> None:
 
 @pytest.mark.parametrize(("file", "name"), EXAMPLES, ids=[n for _, n in EXAMPLES])
 def test_example(file: Path, name: str) -> None:
-    check(api.resolve(file, name, Options()))
+    check(specs.resolve(file, name, Options()))
 
 
 @pytest.mark.parametrize("entry", [e for e in GALLERY if e.overrides], ids=lambda e: e.example)
 def test_gallery_entry_with_overrides(entry) -> None:
-    spec = api.resolve(ROOT / "examples" / f"{entry.example}.attn", entry.name, Options.parse(entry.overrides))
+    spec = specs.resolve(ROOT / "examples" / f"{entry.example}.attn", entry.name, Options.parse(entry.overrides))
     check(spec)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ptxcheck.compile import compile_module, load_text
+from ptxcheck.compile import compile_backward, compile_file, compile_module, load_text
 
+from attngen import api
 from attngen.diag.diagnostic import AttnError
 from attngen.verify import machine
 
-GENERATED = Path(__file__).resolve().parents[2] / "generated"
+ROOT = Path(__file__).resolve().parents[2]
 REPORT = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'k' for 'sm_90a'
 ptxas info    : Function properties for k
@@ -54,14 +55,20 @@ def test_real_tools_on_a_hand_written_kernel() -> None:
 
 @pytest.mark.dsl
 @pytest.mark.skipif(machine.tool("ptxas") is None, reason="needs the development tools")
-def test_the_machine_code_of_a_plan() -> None:
-    """By a process of its own, as `attngen run` has it, and by this one, as the other tests have it; with places in the
-    source, as the PTX checker may have it, and without: the same code."""
-    path = GENERATED / "gpt_oss_local.sm90.py"
-    module = load_text(path.read_text(), "gpt_oss_local")
-    own = machine.inspect_plan(path, 0)
-    here, placed = (machine.inspect_ptx(compile_module(module, lines=lines).ptx) for lines in (False, True))
-    assert own == here == placed and own.opcodes["HGMMA"] > 0
+def test_the_machine_code_of_a_plan(tmp_path: Path) -> None:
+    """By a process of its own from a file of both directions, as `attngen run` has it, and by this one from a file of
+    one, as the other tests have it; with places in the source, as the PTX checker may have it, and without: the same.
+    """
+    source = api.compile(ROOT / "examples" / "gpt_oss.attn", name="gpt_oss_local")
+    source.write(tmp_path / "both.py")
+    of, compiling = {"compile_plan": "", "compile_backward": ".bwd"}, (compile_module, compile_backward)
+    for (entry, suffix), make in zip(of.items(), compiling, strict=True):
+        text = (ROOT / "generated" / f"gpt_oss_local.sm90{suffix}.py").read_text()
+        here = machine.inspect_ptx(make(load_text(text, "gpt_oss_local")).ptx)
+        assert machine.inspect_plan(tmp_path / "both.py", 0, entry=entry) == here and here.opcodes["HGMMA"] > 0
+    placed = compile_file(ROOT / "generated" / "gpt_oss_local.sm90.py", 0, lines=True)[1]
+    plain = compile_file(ROOT / "generated" / "gpt_oss_local.sm90.py", 0)[1]
+    assert ".loc" in placed.ptx and machine.inspect_ptx(placed.ptx) == machine.inspect_ptx(plain.ptx)
 
 
 @pytest.mark.skipif(machine.tool("ptxas") is None, reason="needs the development tools")

@@ -124,6 +124,6 @@ def compile_file(path: Path, plan: int = 0, *, lines: bool = False) -> tuple[Mod
 
 
 def compile_spec(spec: AttentionSpec, plan: int = 0) -> tuple[ModuleType, Code]:
-    """Plan `plan` of what attngen generates for `spec`."""
-    module = load_text(attngen.compile(spec).text, spec.name)
+    """Plan `plan` of the forward that attngen generates for `spec`."""
+    module = load_text(attngen.compile(spec, only="forward").text, spec.name)
     return module, compile_module(module, plan)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from attngen import AttnError, build, samples
-from attngen.api import resolve
 from attngen.options import Options
+from attngen.specs import resolve
 
 SPEC = (
     "attn 1\nattention a {\n  head_dim = 64\n  param keys: int >= 1 = 16\n  param cap: float = 2.0\n"

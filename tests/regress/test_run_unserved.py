@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 import attngen
-from attngen import api
 from attngen.cli.main import app
 from attngen.diag.diagnostic import AttnError
+from attngen.jit import device
 from attngen.jit.kernel import AttngenNotice
 from attngen.passes.serves import why_not
 from attngen.syntax import load_spec
@@ -62,6 +62,6 @@ def test_the_note_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "attngen run SPEC" in note and "attngen.ref.dense.attention" in note and "without a GPU `build`" in note
     with pytest.warns(AttngenNotice, match="runs on CPU tensors only"):
         attngen.build(text)
-    monkeypatch.setattr(api, "_has_gpu", lambda target: True)
+    monkeypatch.setattr(device, "has_gpu", lambda target: True)
     with pytest.raises(AttnError):
         attngen.build(text)

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 import attngen
-from attngen import api
+from attngen import generate, specs
 from attngen.diag.diagnostic import AttnError
 from attngen.ir.types import DType, Layout
+from attngen.jit import device
 from attngen.options import Options, table
 from attngen.settings import VARIABLES, read
 from attngen.source import KernelSource, body_sha256, is_edited, read_meta, write_atomic
@@ -96,7 +97,7 @@ def test_a_spec_is_a_path_a_text_or_a_value(causal: Path) -> None:
     sources = [attngen.compile(x) for x in (causal, str(causal), CAUSAL, load_spec(CAUSAL))]
     assert len({s.text for s in sources}) == 1
     assert sources[0].kernel_id == sources[0].meta["kernel_id"] and sources[0].meta["name"] == "causal"
-    assert api.is_text("a {") and api.is_text("a\n") and not api.is_text("dir/causal.attn")
+    assert specs.is_text("a {") and specs.is_text("a\n") and not specs.is_text("dir/causal.attn")
 
 
 def test_a_missing_file_is_named(causal: Path, tmp_path: Path) -> None:
@@ -116,17 +117,17 @@ def test_name_picks_a_block() -> None:
 
 def test_overrides_reach_spec_and_schedule() -> None:
     options = Options.parse({"head_dim": 128, "dtype": "fp16", "layout": "bhsd", "tile": "192x128", "sm_margin": 4})
-    spec = api.resolve(CAUSAL, None, options)
+    spec = specs.resolve(CAUSAL, None, options)
     assert (spec.head_dim_qk, spec.head_dim_v, spec.dtype, spec.layout) == (128, 128, DType.FP16, Layout.BHSD)
     assert (spec.schedule.tile_m, spec.schedule.tile_n, spec.schedule.sm_margin) == (192, 128, 4)
-    again = api.resolve(api.resolve(CAUSAL, None, Options()), None, options)
+    again = specs.resolve(specs.resolve(CAUSAL, None, Options()), None, options)
     assert again == spec, "an override means the same for a spec that is already resolved"
     mla = CAUSAL.replace("head_dim = 64", "head_dim = 192, v = 128\n  scale = 0.5")
     for given in ({"head_dim": 64}, {"head_dim": 64, "head_dim_v": 32}, {"head_dim_v": 64}, {}):
-        wanted = api.resolve(mla, None, Options.parse(given))
-        assert api.resolve(api.resolve(mla, None, Options()), None, Options.parse(given)) == wanted, given
-    hinted = api.resolve(WINDOWED, None, Options.parse({"tile": "auto"}))
-    assert hinted.schedule.tile_m is None and api.resolve(WINDOWED, None, Options()).schedule.tile_m == 128
+        wanted = specs.resolve(mla, None, Options.parse(given))
+        assert specs.resolve(specs.resolve(mla, None, Options()), None, Options.parse(given)) == wanted, given
+    hinted = specs.resolve(WINDOWED, None, Options.parse({"tile": "auto"}))
+    assert hinted.schedule.tile_m is None and specs.resolve(WINDOWED, None, Options()).schedule.tile_m == 128
     source = attngen.compile(CAUSAL, head_dim=128, dtype="fp16")
     assert source.meta["head_dim_qk"] == 128 and source.meta["dtype"] == "fp16"
 
@@ -186,12 +187,12 @@ def test_the_target_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_spec_with_several_targets_takes_the_one_of_this_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = api.resolve(CAUSAL, None, Options()).replace(targets=("sm_90a", "sm_100a"))
+    spec = specs.resolve(CAUSAL, None, Options()).replace(targets=("sm_90a", "sm_100a"))
     for has, want in (("sm_100a", "sm_100a"), ("sm_90a", "sm_90a"), ("sm_80", "sm_90a")):
-        monkeypatch.setattr(api, "_has_gpu", lambda target, has=has: target == has)
-        assert api._target(spec, Options(), here=True) == want
-        assert api._target(spec, Options()) == "sm_90a", "compile does not look at this machine"
-    assert api._target(spec, Options(target="sm_100a"), here=True) == "sm_100a"
+        monkeypatch.setattr(device, "has_gpu", lambda target, has=has: target == has)
+        assert specs.target_of(spec, Options(), here=True) == want
+        assert specs.target_of(spec, Options()) == "sm_90a", "compile does not look at this machine"
+    assert specs.target_of(spec, Options(target="sm_100a"), here=True) == "sm_100a"
 
 
 def test_dump_dir_receives_every_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,8 +290,8 @@ def test_a_warm_build_neither_plans_nor_renders(causal: Path, tmp_path: Path, mo
         raise AssertionError("planned again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(api, "_plan", never)
-        patch.setattr(api, "_emit", never)
+        patch.setattr(generate, "plan", never)
+        patch.setattr(generate, "emit", never)
         assert attngen.build(causal).source == first.source
         with pytest.raises(AssertionError):
             attngen.build(causal, head_dim=128)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from attngen import api
+from attngen import api, specs
 from attngen.ir.plan import PlanSet
 from attngen.jit.reach import Reach
 from attngen.options import Options
@@ -22,7 +22,7 @@ SMS = 132
 
 
 def planned(name: str, **changes: Any) -> PlanSet:
-    return plan(api.resolve((EXAMPLES / f"{name}.attn").read_text(), None, Options.parse(changes)))
+    return plan(specs.resolve((EXAMPLES / f"{name}.attn").read_text(), None, Options.parse(changes)))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import attngen
-from attngen import api, samples
+from attngen import samples
 from attngen.diag.diagnostic import AttnError
+from attngen.jit import device
 from attngen.jit.kernel import AttngenNotice
 from attngen.jit.unserved import ReferenceAttention
 from attngen.ref import dense
@@ -111,7 +112,7 @@ def test_the_notice_says_what_the_refusal_says() -> None:
 
 
 def test_a_gpu_of_the_target_is_refused_when_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_has_gpu", lambda target: True)
+    monkeypatch.setattr(device, "has_gpu", lambda target: True)
     with pytest.raises(AttnError, match=r"E0402"):
         attngen.build(text(BODIES["wide"]))
 
