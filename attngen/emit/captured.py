@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attngen.emit.exprs import CutePrinter, dim_name, safe_name
-from attngen.emit.spell import ARGS, TENSOR_TYPES, TORCH_TYPES
+from attngen.emit.spell import ARGS, TENSOR_TYPES, TORCH_TYPES, TOTALS, packed_axes
 from attngen.emit.straight import fold, straight_line
-from attngen.emit.view import Gain, Index, Output
+from attngen.emit.view import Gain, Index, Output, Packed, PackedSum
 from attngen.ir.backward import BackwardPlanSet
 from attngen.ir.gradient import OF_ROWS, Contribution, GradientKind
 from attngen.ir.spec import AttentionSpec
+from attngen.ir.types import Layout
 
 _ROWS = ("batch", "heads_q", "seqlen_q")
 _COLUMNS = ("batch", "heads_q", "seqlen_kv")
@@ -26,6 +27,9 @@ class Captured:
     columns: tuple[Gain, ...]
     rows: tuple[Gain, ...]
     elements: tuple[Gain, ...]
+    #: Of a ragged layout: what of `elements` is one sequence's, and where the sums of one begin.
+    packed: tuple[Packed, ...]
+    packed_sums: tuple[PackedSum, ...]
     lines: tuple[str, ...]
     slope: str
 
@@ -63,6 +67,16 @@ def spell_captured(plan_set: BackwardPlanSet, printer: CutePrinter) -> Captured:
         columns=tuple(found[GradientKind.COLUMN]),
         rows=tuple(found[GradientKind.ROW]),
         elements=tuple(found[GradientKind.ELEMENT]),
+        packed=tuple(
+            p
+            for name, c in inside
+            if c.kind is GradientKind.ELEMENT and (p := packed_axes(spec, name, spec.tensor(c.tensor))) is not None
+        ),
+        packed_sums=tuple(
+            PackedSum(name, "start_kv" if c.kind is GradientKind.COLUMN else "start_q")
+            for name, c in inside
+            if c.kind in (GradientKind.COLUMN, GradientKind.ROW) and spec.layout is Layout.VARLEN
+        ),
         lines=(*lines, *factors),
         slope=slope,
     )
@@ -75,14 +89,15 @@ def _times(factor: str, is_finite: bool) -> str:
 
 
 def _output(name: str, c: Contribution, spec: AttentionSpec) -> Output:
+    varlen = spec.layout is Layout.VARLEN
     if c.kind is GradientKind.ELEMENT:
-        known = {"head_dim": str(spec.head_dim_qk), "head_dim_v": str(spec.head_dim_v)}
+        known = {"head_dim": str(spec.head_dim_qk), "head_dim_v": str(spec.head_dim_v), **(TOTALS if varlen else {})}
         dims = spec.tensor(c.tensor).dims
         shape = [str(d) if isinstance(d, int) else known.get(d, d if d in _KNOWN else dim_name(d)) for d in dims] or [
             "1"
         ]
         axes = "".join(f", {x}" for x in shape)
-        position = len(spec.params) + [t.name for t in spec.tensors].index(c.tensor)
+        position = len(spec.params) + [t.name for t in spec.inputs].index(c.tensor)
         return Output(
             name, fold(f"plain_tensor(Float32{axes})"), f"torch.zeros_like(extra[{position}], dtype=torch.float32)"
         )
@@ -91,9 +106,10 @@ def _output(name: str, c: Contribution, spec: AttentionSpec) -> Output:
         make = f"torch.empty_like(o, dtype={TORCH_TYPES[kind]})"
         return Output(name, f"row_tensor({TENSOR_TYPES[kind]}, *shape_o)", make)
     last = _COLUMNS if c.kind is GradientKind.COLUMN else _ROWS
-    extents = ", ".join(last)
-    made = f"k.shape[{2 if spec.layout.value == 'bhsd' else 1}]"
-    make = f"lse.new_zeros((batch, heads_q, {made}))" if c.kind is GradientKind.COLUMN else "torch.zeros_like(lse)"
+    extents = f"{last[1]}, {TOTALS[last[2]]}" if varlen else ", ".join(last)
+    made = f"k.shape[{2 if spec.layout is Layout.BHSD else 0 if varlen else 1}]"
+    made = f"heads_q, {made}" if varlen else f"batch, heads_q, {made}"
+    make = f"lse.new_zeros(({made}))" if c.kind is GradientKind.COLUMN else "torch.zeros_like(lse)"
     return Output(name, f"plain_tensor(Float32, {extents})", make)
 
 

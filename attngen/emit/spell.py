@@ -25,6 +25,7 @@ from attngen.emit.view import (
     Output,
     Packed,
     PlanView,
+    RowResult,
     Uses,
 )
 from attngen.emit.weights import weight
@@ -33,7 +34,7 @@ from attngen.ir.expr import Atom, Const, Expr
 from attngen.ir.forms import Clause as MaskClause
 from attngen.ir.functions import apply
 from attngen.ir.plan import ComputePlan, KernelPlan, MaskPlan, PlanSet, Rescale
-from attngen.ir.spec import AttentionSpec
+from attngen.ir.spec import AttentionSpec, TensorDecl
 from attngen.ir.types import KNOWN_DIMS, DType, Layout, Normalizer, Type
 from attngen.passes.epilogue import further_names
 from attngen.passes.facts import Facts, facts_of, may_underflow
@@ -261,7 +262,7 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
     sink = formula(printer, spec.sink, "row")
     epilogue = formula(printer, spec.epilogue, "output") if has_epilogue else Formula("", "", ())
     in_q, stages_o = first.memory.o_in_q, first.memory.stages_o
-    more = further_outputs(spec, common["shape_o"], stages_o)
+    more = further_outputs(spec, common["shape_o"], common["shape_lse"], stages_o)
     softmax, saves_o = common["has_softmax"], any(o.name == "saves_o" for o in more)
     last = (*(TABLE_ARGUMENTS if common["has_tables"] else ()), *(o.name for o in more))
     order = (
@@ -312,7 +313,7 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         q_empty_note="the warp that stores O" if in_q else "the warps of the warpgroup",
         has_groups=any(p.schedule.l2_group_bytes for p in plan_set.plans),
         order_note=order,
-        **_ragged(spec),
+        **_ragged(spec, stages_o),
     )
 
 
@@ -320,12 +321,7 @@ def _of_sequences(spec: AttentionSpec, args: tuple[Argument, ...]) -> dict[str, 
     """The fields of a view about the sequences of a ragged layout, of both directions."""
     varlen = spec.layout is Layout.VARLEN
     names = {t.name for t in spec.lengths}
-    parts = {"seqlen_q": "own.start_q, own.seqlen_q", "seqlen_kv": "own.start_kv, own.seqlen_kv"}
-    packed = [
-        Packed(safe_name(t.name), ", ".join(f"({i}, {parts[str(d)]})" for i, d in enumerate(t.dims) if d in parts))
-        for t in spec.tensors
-        if spec.layout.is_ragged and any(d in parts for d in t.dims)
-    ]
+    packed = [p for t in spec.tensors if (p := packed_axes(spec, safe_name(t.name), t)) is not None]
     return {
         "heads_last_note": "(seqlen, head_dim, heads)" if varlen else "(seqlen, head_dim, heads, batch)",
         "last_axis": "2" if varlen else "3",
@@ -333,29 +329,42 @@ def _of_sequences(spec: AttentionSpec, args: tuple[Argument, ...]) -> dict[str, 
         "lengths": tuple(a for a in args if a.name in names),
         "packed": tuple(packed),
         "has_packed": bool(packed),
+        "has_packed_arguments": bool(packed),
     }
 
 
-def _ragged(spec: AttentionSpec) -> dict[str, Any]:
+def packed_axes(spec: AttentionSpec, name: str, t: TensorDecl) -> Packed | None:
+    """What of `name`, a tensor declared as `t`, belongs to one sequence; None where all of it does."""
+    parts = {"seqlen_q": "own.start_q, own.seqlen_q", "seqlen_kv": "own.start_kv, own.seqlen_kv"}
+    axes = [f"({i}, {parts[str(d)]})" for i, d in enumerate(t.dims) if d in parts]
+    return Packed(name, ", ".join(axes)) if spec.layout.is_ragged and axes else None
+
+
+def _ragged(spec: AttentionSpec, stages_o: bool) -> dict[str, Any]:
     """Those that a forward alone reads."""
-    varlen = spec.layout is Layout.VARLEN
+    varlen, ragged = spec.layout is Layout.VARLEN, spec.layout.is_ragged
+    rows = [n for n, on in (("mLSE", spec.normalizer is Normalizer.SOFTMAX), ("max_logit", spec.max_logit)) if on]
     return {
-        "lse_batch": "0" if varlen else "w.b",
+        "walk_arguments": "seq_order" if ragged else "m_blocks, group_heads",
+        "stored_o": "self.ragged(self.heads_last(o))" if stages_o else "self.heads_last(o)",
+        "packed_rows": tuple(RowResult(n) for n in rows) if varlen else (),
+        "rows_to_write": "w.p.rows_q" if ragged else "w.p.seqlen_q",
+        "row_of_o": "w.p.start_q + w.q_idx[r], None, w.h" if varlen else "w.q_idx[r], None, w.h, w.b",
         "batch": "sequences - 1" if varlen else "sequences",
         "row_tiles": "total_q // self.tile_m + sequences"
         if varlen
         else "cute.ceil_div(total_q, self.tile_m) * sequences",
-        "tiles": "row_tiles * cute.size(mQ, mode=[2])" if spec.layout.is_ragged else "m_blocks * heads",
+        "tiles": "row_tiles * cute.size(mQ, mode=[2])" if ragged else "m_blocks * heads",
         "seq_order_note": "2 * batch + 3" if varlen else "2 * batch + 1",
     }
 
 
-def further_outputs(spec: AttentionSpec, shape_o: str, stages_o: bool) -> tuple[Output, ...]:
+def further_outputs(spec: AttentionSpec, shape_o: str, shape_lse: str, stages_o: bool) -> tuple[Output, ...]:
     """What a forward takes after the spec's own arguments, as `passes.epilogue.further_names` lists it."""
     known = (
         Output("o_pre", f"{'tma' if stages_o else 'row'}_tensor({shape_o})", "torch.empty_like(o)"),
         Output("saves_o", "Int32(0)", "0", "Int32"),
-        Output("max_logit", "plain_tensor(Float32, batch, heads_q, seqlen_q)", "torch.empty_like(lse)"),
+        Output("max_logit", f"plain_tensor(Float32, {shape_lse})", "torch.empty_like(lse)"),
     )
     wanted = further_names(spec)
     return tuple(o for o in known if o.name in wanted)

@@ -36,6 +36,8 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
     if c.has_score:
         lines, texts = straight_line(printer, [gradient.score, *([gradient.slope] if has_slope else [])], ARGS["pair"])
         score, slope = Formula(clipped(spelled(spec.score)), texts[0], lines), texts[-1] if has_slope else ""
+    rows = spell_rows(plan_set, printer, bool(captured.sinks))
+    common["has_packed"] |= bool(captured.packed)
     return BackwardView(
         **common,
         docstring=backward_docstring(plan_set, outputs),
@@ -51,7 +53,10 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         **backward_fields(spec.normalizer, c.has_score, has_slope, has_captured),
         has_sink=bool(captured.sinks),
         sink=formula(printer, spec.sink if captured.sinks else None, "row"),
-        **spell_rows(plan_set, printer, bool(captured.sinks)),
+        **rows,
+        row_arguments=common["arguments"] if rows["has_row_formulas"] else common["lengths"],
+        packed_gains=captured.packed,
+        packed_sums=captured.packed_sums,
         outputs=whole,
         has_outputs=bool(outputs),
         sinks=captured.sinks,

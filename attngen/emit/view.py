@@ -115,6 +115,13 @@ class Packed:
 
 
 @dataclass(frozen=True)
+class RowResult:
+    """A tensor of a number for each row, of packed sequences."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class Dim:
     """A symbolic extent of the compiled function."""
 
@@ -208,6 +215,7 @@ class CommonView:
     lengths: tuple[Argument, ...]
     packed: tuple[Packed, ...]
     has_packed: bool
+    has_packed_arguments: bool
     reference: str
     layout_note: str
     layout_modes: str
@@ -261,7 +269,11 @@ class KernelView(CommonView):
     q_empty_note: str
     has_groups: bool
     order_note: str
-    lse_batch: str
+    walk_arguments: str
+    stored_o: str
+    packed_rows: tuple[RowResult, ...]
+    rows_to_write: str
+    row_of_o: str
     batch: str
     row_tiles: str
     tiles: str
@@ -295,6 +307,14 @@ class OutputGain:
     gain: str
     #: The dtype of the buffer's elements.
     element: str
+
+
+@dataclass(frozen=True)
+class PackedSum:
+    """A buffer with a number for each row or key of packed sequences: where one sequence's begin."""
+
+    name: str
+    start: str
 
 
 @dataclass(frozen=True)
@@ -343,7 +363,12 @@ class BackwardView(CommonView):
     sinks: tuple[Output, ...]
     rewrites_do: bool
     reads_rows: bool
+    given_do: str
     loaded_do: str
+    last_there: str
+    row_arguments: tuple[Argument, ...]
+    packed_gains: tuple[Packed, ...]
+    packed_sums: tuple[PackedSum, ...]
     frag_of_do: str
     has_row_formulas: bool
     row_formulas: str

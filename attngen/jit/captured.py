@@ -9,6 +9,9 @@
 | `output_row` | (batch, heads_q, seqlen_q)        | as `row`                                                      |
 | `element` | the tensor's own extents, zeroed    | is the gradient: broadcast axes have stride 0 for the kernel  |
 
+Packed sequences have no batch axis: (heads_q, total_q), (heads_q, total_kv). What a row or key of no sequence holds is
+0 (`jit.atoms` says which sequence each belongs to, on the GPU).
+
 Memory O(batch heads seqlen) for those of rows and columns. Everything is summed in fp32 and rounded once, to the
 tensor's dtype. The result is deterministic where the buffers are: torch scatters by sorting; indices that are plain
 atoms take sums alone. Nothing waits for the GPU.
@@ -27,6 +30,7 @@ from attngen.ir.expr import Atom, Expr, Load
 from attngen.ir.gradient import OF_ROWS, Contribution, GradientKind
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
+from attngen.jit.atoms import environment, in_memory, loads_in_memory, sequence_environment
 from attngen.jit.named import broadcast
 from attngen.jit.shapes import Sizes
 from attngen.passes.epilogue import whole_form
@@ -51,7 +55,8 @@ def buffers(
     made, given = [], []
     for row in rows:
         decl, own = spec.tensor(row["tensor"]), tensors[row["tensor"]]
-        make = torch.empty if row["kind"] in OF_ROWS else torch.zeros
+        whole = row["kind"] in OF_ROWS and not spec.layout.is_ragged  # of ragged rows those of no sequence stay 0
+        make = torch.empty if whole else torch.zeros
         kind = own.dtype if row["kind"] == GradientKind.OUTPUT else _F32
         made.append(make(extents(spec, row, sizes) or tuple(own.shape), dtype=kind, device=own.device))
         given.append(broadcast(made[-1], decl, sizes) if row["kind"] == GradientKind.ELEMENT else made[-1])
@@ -64,9 +69,12 @@ def extents(spec: AttentionSpec, row: Row, sizes: Sizes) -> tuple[int, ...] | No
         return None
     if row["kind"] == GradientKind.OUTPUT:
         rows = (sizes["heads_q"], sizes["seqlen_q"])
+        if spec.layout is Layout.VARLEN:
+            return *rows[::-1], spec.head_dim_v
         return sizes["batch"], *(rows if spec.layout is Layout.BHSD else rows[::-1]), spec.head_dim_v
     last = "seqlen_kv" if row["kind"] == GradientKind.COLUMN else "seqlen_q"
-    return sizes["batch"], sizes["heads_q"], sizes[last]
+    batch = () if spec.layout is Layout.VARLEN else (sizes["batch"],)
+    return *batch, sizes["heads_q"], sizes[last]
 
 
 def gradients(
@@ -111,24 +119,31 @@ def _pulled_back(
 ) -> Tensor:
     """The buffer taken through the sink, or through one read's indices, to the caller's extents (fp32)."""
     own = tensors[read.tensor]
-    if not own.numel() or not buffer.numel():
+    if not own.numel() or not buffer.numel() or not sizes["batch"]:
         return torch.zeros(own.shape, dtype=_F32, device=own.device)
+    if spec.layout is Layout.VARLEN:
+        buffer = buffer.unsqueeze(0)
     if read.kind is GradientKind.OUTPUT:
         pairs, axes = (buffer if spec.layout is Layout.BHSD else buffer.transpose(1, 2)), _COLUMNS
     else:
         pairs, axes = buffer.unsqueeze(2 if read.kind is GradientKind.COLUMN else 3), _AXES
+    if spec.layout is Layout.VARLEN:
+        axes = {n: a for n, a in axes.items() if n != "b"}  # no axis holds sequences
     indices: tuple[Expr, ...] | None = read.indices
     if read.kind is GradientKind.SINK:
         indices = spec.sink.indices if isinstance(spec.sink, Load) else None
     found = None if indices is None else _along_axes(indices, pairs, own, sizes, axes)
     if found is not None:
         return found
-    env = environment(sizes, params, buffer.device)
+    if spec.layout.is_ragged:
+        env = sequence_environment(spec, sizes, params, tensors, by_keys=read.kind is GradientKind.COLUMN)
+    else:
+        env = environment(sizes, params, buffer.device)
     env["d"] = torch.arange(spec.head_dim_v, device=buffer.device).view(1, 1, 1, -1)
-    wide = {n: broadcast(x.detach(), spec.tensor(n), sizes) for n, x in tensors.items()}
+    wide = {t.name: broadcast(tensors[t.name].detach(), t, sizes) for t in spec.tensors}
     if indices is None:
         return _through_sink(spec, read.tensor, pairs, env, wide, own, sizes)
-    return _scattered(indices, pairs.to(_F32), own, env, wide)
+    return _scattered(in_memory(spec, read.tensor, indices), pairs.to(_F32), own, env, wide)
 
 
 def _along_axes(
@@ -170,7 +185,7 @@ def _through_sink(
     with autograd_allowed():
         leaf = own.detach().to(_F32).requires_grad_()
         wide[name] = broadcast(leaf, spec.tensor(name), sizes)
-        value = evaluate(spec.sink, env, wide, dtype=_F32, clamp=True)
+        value = evaluate(loads_in_memory(spec, spec.sink), env, wide, dtype=_F32, clamp=True)
         (found,) = torch.autograd.grad(torch.broadcast_to(value, rows.shape), leaf, rows)
     return found
 
@@ -194,35 +209,6 @@ def _scattered(
     pairs = pairs.sum(still, keepdim=True) if still else pairs
     found = torch.zeros(own.shape, dtype=_F32, device=pairs.device)
     return found.index_put_(tuple(i.expand(pairs.shape) for i in index), pairs, accumulate=True)
-
-
-def environment(
-    sizes: Sizes, params: Mapping[str, Any], device: Any, start: int = 0, end: int | None = None
-) -> dict[str, Tensor]:
-    """Atoms over the block (batch, heads_q, rows start..end, seqlen_kv), each along its own axis, and params.
-
-    Scalars are filled, not copied to the device: a copy would wait, and a CUDA graph does not capture it.
-    """
-
-    def along(axis: int, values: Tensor) -> Tensor:
-        return values.view(*(-1 if i == axis else 1 for i in range(4)))
-
-    h = torch.arange(sizes["heads_q"], device=device)
-    q_idx = torch.arange(start, sizes["seqlen_q"] if end is None else end, device=device)
-    env = {
-        "b": along(0, torch.arange(sizes["batch"], device=device)),
-        "h": along(1, h),
-        "h_kv": along(1, h // max(1, sizes["heads_q"] // max(1, sizes["heads_kv"]))),
-        "q_idx": along(2, q_idx),
-        "q_pos": along(2, q_idx + (sizes["seqlen_kv"] - sizes["seqlen_q"])),
-        "kv_idx": along(3, torch.arange(sizes["seqlen_kv"], device=device)),
-    }
-    for name in ("seqlen_q", "seqlen_kv", "heads_q", "heads_kv", "batch"):
-        env[name] = torch.full((), sizes[name], device=device)
-    for name, value in params.items():
-        kind = {bool: torch.bool, int: torch.int64}.get(type(value), torch.float64)
-        env[name] = torch.full((), value, dtype=kind, device=device)
-    return env
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch
 from attngen.diag.diagnostic import error
 from attngen.ir.expr import tensors_of
 from attngen.ir.spec import AttentionSpec
-from attngen.jit.captured import environment
+from attngen.jit.atoms import environment
 from attngen.jit.shapes import Sizes, sizes_of
 
 #: Elements of one evaluated block of index expressions.

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 
 from attngen.diag.diagnostic import error
+from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
 from attngen.jit import ops
 from attngen.jit.kernel import Attention
 from attngen.jit.launch import Launcher, Ready
+from attngen.jit.ragged import RaggedLauncher
 from attngen.jit.tables import TableLauncher
 from attngen.jit.unnormalized import Unnormalized
 from attngen.passes.epilogue import has_epilogue
@@ -43,7 +45,7 @@ class FurtherLauncher(Launcher):
     ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
         """(o, lse, O before the epilogue, largest scores): the last two None where the spec has or saves none."""
         if out is None:
-            shape = (*q.shape[:3], self.spec.head_dim_v)
+            shape = (*q.shape[:-1], self.spec.head_dim_v)
             out = torch.empty(shape, dtype=self._dtype, device=q.device)
         pre = top = None
         further: tuple[Any, ...] = ()
@@ -51,9 +53,9 @@ class FurtherLauncher(Launcher):
             pre = torch.empty_like(out) if saves_o else None
             further = (out, 0) if pre is None else (pre, 1)
         if self.spec.max_logit:
-            top = torch.empty(row_shape(self._bhsd, q), dtype=torch.float32, device=q.device)
+            top = torch.empty(row_shape(self.spec, q), dtype=torch.float32, device=q.device)
             further = (*further, top)
-        if not (q.numel() and k.numel()):  # nothing is launched
+        if self.is_empty(q, k, tail):  # nothing is launched
             for x, value in ((pre, 0.0), (top, -torch.inf)):
                 if x is not None:
                     x.fill_(value)
@@ -62,13 +64,28 @@ class FurtherLauncher(Launcher):
         return o, rows, pre, top
 
 
+    def is_empty(self, q: Any, k: Any, tail: tuple[Any, ...]) -> bool:
+        """Whether a call has no rows, no keys or no sequences."""
+        return not (q.numel() and k.numel())
+
+
 class FurtherTableLauncher(FurtherLauncher, TableLauncher):
     """Of a kernel with tables too: they come first."""
 
 
-def row_shape(bhsd: bool, q: Any) -> tuple[int, int, int]:
-    """(batch, heads_q, seqlen_q)."""
-    return (q.shape[0], q.shape[1], q.shape[2]) if bhsd else (q.shape[0], q.shape[2], q.shape[1])
+class FurtherRaggedLauncher(FurtherLauncher, RaggedLauncher):
+    """Of a ragged layout."""
+
+    def is_empty(self, q: Any, k: Any, tail: tuple[Any, ...]) -> bool:
+        return super().is_empty(q, k, tail) or not self.sequences(tail)
+
+
+def row_shape(spec: AttentionSpec, q: Any) -> tuple[int, ...]:
+    """(batch, heads_q, seqlen_q), of packed sequences (heads_q, total_q)."""
+    if spec.layout is Layout.VARLEN:
+        return q.shape[1], q.shape[0]
+    a, b, c = q.shape[:3]
+    return (a, b, c) if spec.layout is Layout.BHSD else (a, c, b)
 
 
 def run_whole(
@@ -96,6 +113,9 @@ def _largest(attention: Attention, q: Any, k: Any, v: Any, scale: Any, named: di
 
     spec, tail = attention.spec, attention.bound(q, k, v, named)
     value = attention.launcher.scale.of(tail) if scale is None else number(scale, spec)
+    if spec.layout.is_ragged:
+        launcher: Any = attention.launcher
+        return launcher.largest(q, k, v, tail, value)
     wide = [x.transpose(1, 2) if spec.layout is Layout.BHSD else x for x in (q, k, v)]
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         return blockwise.largest(spec, wide[0], wide[1], wide[2], *attention.binder.split(tail), value)
@@ -123,6 +143,7 @@ class MaxLogit(Attention):
         **named: Any,
     ) -> Any:
         """See the class."""
+        named = named if self._fill is None else self._fill(named, q, k)
         if not return_max_logit:
             return super().__call__(q, k, v, return_lse=return_lse, out=out, lse=lse, scale=scale, check=check, **named)
         if out is not None or lse is not None:

@@ -90,17 +90,16 @@ class Attention:
         self.binder: Binder
         self.launcher: Launcher
         if spec.layout.is_ragged:
-            from attngen.jit.ragged import RaggedBinder, RaggedLauncher
+            from attngen.jit.ragged import RaggedBinder
             from attngen.jit.ragged_backward import RaggedBackward
 
             self.binder = ragged = RaggedBinder(spec)
-            self.launcher = RaggedLauncher(spec, ragged, limits)
             self._fill = ragged.filled
             backward_of: type[Backward] = RaggedBackward
         else:
             backward_of = Backward
             self.binder = TableBinder(spec) if tables else Binder(spec)
-            self.launcher = launcher_of(spec, self.binder, limits, tables)
+        self.launcher = launcher_of(spec, self.binder, limits, tables)
         self.launcher.tile_map = MapMemory.of(spec, source.meta)
         self.launcher.paces = tuple(Pace(*p) for p in source.meta.get("paces", ()))
         self.saves_o = "o_pre" in further_names(spec)
@@ -393,9 +392,15 @@ class Attention:
 
 def launcher_of(spec: AttentionSpec, binder: Binder, limits: tuple[int, ...], tables: Any) -> Launcher:
     """The launcher that makes what the spec's kernel takes beside the caller's arguments."""
-    if further_names(spec):
-        from attngen.jit.further import FurtherLauncher, FurtherTableLauncher
+    if spec.layout.is_ragged and not further_names(spec):
+        from attngen.jit.ragged import RaggedLauncher
 
+        return RaggedLauncher(spec, binder, limits)
+    if further_names(spec):
+        from attngen.jit.further import FurtherLauncher, FurtherRaggedLauncher, FurtherTableLauncher
+
+        if spec.layout.is_ragged:
+            return FurtherRaggedLauncher(spec, binder, limits)
         if tables:
             return FurtherTableLauncher(spec, binder, limits, tables)
         return FurtherLauncher(spec, binder, limits)

@@ -91,7 +91,7 @@ class RaggedLauncher(Launcher):
                 return self.launch(ready, q, k, v, tail, scale, out, lse, return_lse, further)
         *_, seqlen_q, heads_q, _ = q.shape
         *_, seqlen_kv, heads_kv, _ = k.shape
-        batch = tail[self._first].shape[0] - self._varlen
+        batch = self.sequences(tail)
         if not (seqlen_kv and seqlen_q and batch > 0 and heads_q and heads_kv) or heads_q % heads_kv:
             return self._without_launch(q, k, v, tail, scale, out, lse, return_lse)
         for at, axis in self._batch_axes:
@@ -130,6 +130,11 @@ class RaggedLauncher(Launcher):
             _written(*provided)
         return (out, lse) if return_lse else out
 
+    def sequences(self, tail: tuple[Any, ...]) -> int:
+        """How many sequences a call has."""
+        count: int = tail[self._first].shape[0] - self._varlen
+        return count
+
     def _captured(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         return arguments[9:]
 
@@ -139,8 +144,7 @@ class RaggedLauncher(Launcher):
         """The blockwise reference, sequence by sequence; waits for the lengths."""
         from attngen.ref import blockwise, ragged
 
-        params, given = self._binder.split(tail)
-        lengths = {t.name: given.pop(t.name) for t in self.spec.lengths}
+        params, given, lengths = self._named(tail)
         value = self.scale.of(tail) if scale is None else number(scale, self.spec)
         with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
             rows: tuple[int, ...] = (q.shape[1], q.shape[0]) if self._varlen else (q.shape[0], q.shape[2], q.shape[1])
@@ -152,6 +156,23 @@ class RaggedLauncher(Launcher):
             out = o if out is None else out.copy_(o)
             lse = found if lse is None else lse.copy_(found)
         return (out, lse) if return_lse else out
+
+
+    def largest(self, q: Any, k: Any, v: Any, tail: tuple[Any, ...], scale: float) -> Any:
+        """The largest kept score of each row by the blockwise reference; waits for the lengths."""
+        from attngen.ref import blockwise, ragged
+
+        def one(spec: AttentionSpec, q: Any, k: Any, v: Any, *rest: Any) -> tuple[Any, Any]:
+            return v.new_zeros((*q.shape[:3], v.shape[3])), blockwise.largest(spec, q, k, v, *rest)
+
+        params, given, lengths = self._named(tail)
+        with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+            return ragged.attention(self.spec, q, k, v, lengths, params, given, scale, one)[1]
+
+    def _named(self, tail: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """(params, captured tensors, lengths) by name."""
+        params, given = self._binder.split(tail)
+        return params, given, {t.name: given.pop(t.name) for t in self.spec.lengths}
 
 
 def plan_of(limits: tuple[int, ...], length: int) -> int:

@@ -1,7 +1,4 @@
-"""The backward of a ragged layout: its extents, and the reference sequence by sequence.
-
-Gradients of captured tensors come from the blockwise reference, which reads the lengths on the host.
-"""
+"""The backward of a ragged layout: its extents, and the reference sequence by sequence, which reads the lengths."""
 
 from __future__ import annotations
 
@@ -34,9 +31,6 @@ class RaggedBackward(Backward):
     def _longest(self, sizes: dict[str, int]) -> int:
         longest = super()._longest(sizes)
         return -(-longest // max(sizes["batch"], 1)) if self._varlen else longest
-
-    def reduced(self) -> frozenset[str]:
-        return frozenset(self.learned)
 
     def _reference(
         self,

@@ -13,7 +13,7 @@ import torch
 
 from attngen.ir.expr import Atom, Const, Expr, Load, Param, rewrite
 from attngen.ir.spec import AttentionSpec
-from attngen.jit.captured import environment
+from attngen.jit.atoms import environment
 from attngen.jit.named import broadcast
 from attngen.jit.shapes import Sizes
 

@@ -86,5 +86,4 @@ def further_names(spec: AttentionSpec) -> tuple[str, ...]:
     `o_pre`: where O before the epilogue goes, like o, if the number `saves_o` is not 0. `max_logit`: where the largest
     kept score of each row goes, fp32 (batch, heads_q, seqlen_q), -inf where none is kept.
     """
-    saves = has_epilogue(spec) and not spec.layout.is_ragged  # which has no backward
-    return (*(("o_pre", "saves_o") if saves else ()), *(("max_logit",) if spec.max_logit else ()))
+    return (*(("o_pre", "saves_o") if has_epilogue(spec) else ()), *(("max_logit",) if spec.max_logit else ()))

@@ -8,7 +8,7 @@ from itertools import chain
 from attngen.diag.diagnostic import AttnError, Diagnostic, Label
 from attngen.diag.span import Span
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.types import DType, Layout, Normalizer
+from attngen.ir.types import DType, Layout
 from attngen.passes.parts import Part, gaps, is_composed, parts, pick
 from attngen.passes.selected import SELECTED, SIZES, is_selected, selected_spec
 from attngen.targets import sm90
@@ -74,10 +74,6 @@ def _gaps(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
             yield f"{name} = {d}", spec.span, _ABSORBED if name == "head_dim" and _is_absorbed(spec) else _DIMS
     if spec.layout is Layout.PAGED:
         yield f"layout {spec.layout}", spec.span, "use layout = bshd, bhsd, packed_qkv, varlen or padded"
-    if spec.layout.is_ragged and spec.max_logit:
-        yield f"the max-logit output in layout {spec.layout}", spec.span, "leave it out"
-    if spec.layout.is_ragged and spec.out_dtype not in (None, spec.dtype):
-        yield f"{spec.out_dtype} output in layout {spec.layout}", spec.span, "the output has the inputs' dtype there"
     yield from _of_views(spec)
     if spec.block_sparse is not None and spec.layout.is_ragged:
         yield (
@@ -106,7 +102,6 @@ def _of_ragged(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
     yield from _taken(spec, {t.name for t in spec.lengths}, f"layout {spec.layout} has")
     mend = "use layout = bshd, and say the lengths by a mask"
     for what, has in (
-        (f"the {spec.normalizer} normalizer", spec.normalizer is not Normalizer.SOFTMAX),
         ("branches", bool(spec.branches)),
         ("KV segments", bool(spec.segments)),
         ("V as a view of K", spec.v_view_start is not None),

@@ -141,7 +141,7 @@ def test_forward(file: Path, plan: int) -> None:
     function = module.compile_plan(plan, f"{OPTIONS} --dump-dir {_scratch().name}")
     if spec.layout.is_ragged:
         call = Call(spec, [(131, 131), (0, 9), (60, 203), (100, 77)], tail=3, given=gallery.SMALL.get(spec.name))
-        _, arguments = call.arguments(5)
+        _, arguments = call.arguments(5, module.ATTN_META)
     else:
         arguments = forward_arguments(spec, SHAPE)
         arguments += map_arguments(module.ATTN_META, plan, *arguments[:2], spec.layout.value)

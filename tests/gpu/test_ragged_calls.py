@@ -141,6 +141,70 @@ def test_gradients(layout: str, mask: str, deterministic: bool) -> None:
             assert (x[~_used(batch, min(j, 1))] == 0).all()
 
 
+MORE = {
+    "bias": """  tensor bias: f32[heads_q] grad
+  tensor own: f32[batch, heads_q] grad
+  score = s + bias[h] * float(kv_idx % 3)
+  sink = own[b, h]
+""",
+    "gate": """  tensor bias: f32[heads_q] grad
+  tensor own: f32[batch, heads_q] grad
+  epilogue = o * sigmoid(own[b, h]) + bias[h]
+  output { dtype = f32, max_logit = true }
+""",
+    "sigmoid": """  normalizer = sigmoid
+  tensor bias: f32[heads_q] grad
+  tensor own: f32[batch, heads_q] grad
+  score = s + bias[h] - own[b, h]
+""",
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", sorted(MORE))
+def test_captured_tensors_and_outputs(layout: str, name: str) -> None:
+    """Gradients of captured tensors, by kernels and without waiting; O in fp32, the largest scores."""
+    attn = attngen.build(text(layout, "causal", 64, MORE[name]))
+    single = load_spec(text("bshd", "causal", 64, MORE[name]))
+    batch = Batch(layout, 64)
+    learned = [torch.randn(4, device="cuda"), torch.randn(len(LENGTHS), 4, device="cuda")]
+    leaves = [x.requires_grad_() for x in (*(x.clone() for x in batch.inputs), *learned)]
+
+    def call() -> Any:
+        return attn(*leaves[:3], **batch.named, bias=leaves[3], own=leaves[4])
+
+    o = call()
+    do = random(*o.shape, seed=99).to(o.dtype)
+    if layout == "padded":
+        do = do.masked_fill(~_used(batch, 0)[..., None, None], float("nan"))
+    found = torch.autograd.grad(o, leaves, do)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        torch.autograd.grad(call(), leaves, do)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    totals: list[list[torch.Tensor]] = []
+    for dtype, f in ((torch.float64, dense.attention), (BF16, dense.same_dtype)):
+        wide = torch.float64 if dtype is torch.float64 else torch.float32
+        bias, own = (x.detach().to(wide).requires_grad_() for x in learned)
+        total: Any = 0.0
+        for i in range(len(LENGTHS)):
+            alone = [x[None].to(dtype) for x in batch.parts[i]]
+            out = f(single, *alone, tensors={"bias": bias, "own": own[i : i + 1]}).o
+            total = total + (out * batch.sequence(do, i, 0)[None].to(out.dtype)).sum().double()
+            if dtype is torch.float64:
+                off = (batch.sequence(o, i, 0).double() - out[0]).abs()
+                assert not off.isnan().any() and not (off > 0.05).any()
+        totals.append(list(torch.autograd.grad(total, [bias, own])))
+    for got, exact, plain in zip(found[3:], *totals, strict=True):
+        error, top = float((got.double() - exact).abs().max()), float(exact.abs().max())
+        assert error <= 4 * float((plain.double() - exact).abs().max()) + 1e-3 * top
+    if attn.spec.max_logit:
+        _, top_scores = attn(*batch.inputs, **batch.named, bias=learned[0], own=learned[1], return_max_logit=True)
+        assert not top_scores.isnan().any()
+
+
 def _used(batch: Batch, which: int) -> torch.Tensor:
     used = batch.named["seqused_kv" if which else "seqused_q"]
     return torch.arange(batch.inputs[which].shape[1], device="cuda")[None] < used[:, None]

@@ -14,13 +14,18 @@ from ptxcheck.report import Report
 
 from attngen import samples
 from attngen.emit.backward import emit_backward
+from attngen.ir.expr import atom
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.types import Layout
+from attngen.ir.types import Layout, Normalizer
+from attngen.jit import captured as jit_captured
 from attngen.jit.scale import Scale
-from attngen.ref import dense, ragged
+from attngen.jit.shapes import sizes_of
+from attngen.passes.epilogue import rewrites_do
+from attngen.ref import blockwise, dense, ragged
 from attngen.search_backward import plan_backward
 
 Tensor = torch.Tensor
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "f32": torch.float32}
 NAN = math.nan
 
 
@@ -75,22 +80,29 @@ class Call:
 
     def saved(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """O and LSE as a forward saves them, and the gradients that come back; those of no sequence are NaN."""
-        q = self.qkv[0]
-        o, lse = self.expected()
+        q, spec = self.qkv[0], self.spec.replace(epilogue=atom("o"))
+        kind = q.dtype if spec.out_dtype is None else DTYPES[spec.out_dtype.value]
+        wide = [x.double() for x in self.qkv]
+        o, lse = ragged.attention(spec, *wide, self.lengths, self.params, self.tensors, how=dense.attention)
         g = torch.Generator().manual_seed(7)
-        do, dlse = torch.randn(o.shape, generator=g).to(q.dtype), torch.randn(lse.shape, generator=g)
-        o, do = o.to(q.dtype), do.clone()
+        do, dlse = torch.randn(o.shape, generator=g).to(kind), torch.randn(lse.shape, generator=g)
+        if spec.normalizer is not Normalizer.SOFTMAX:
+            dlse = torch.zeros_like(dlse)  # its LSE is a twin's
+        o, do = o.to(kind), do.clone()
         lost = q.isnan().any(-1).any(-1)
         do[lost] = o[lost] = NAN
         return o, lse.float(), do, torch.where((lost if self.varlen else lost[:, None]).expand(lse.shape), NAN, dlse)
 
-    def autograd(self, kind: torch.dtype) -> list[Tensor]:
-        """dq, dk, dv by torch's autograd of the dense meaning, or of torch code in the operands' dtype."""
+    def autograd(self, kind: torch.dtype, captured: Sequence[str] = ()) -> list[Tensor]:
+        """dq, dk, dv and `captured` by autograd of the dense meaning, or of torch code in the operands' dtype."""
         _, _, do, dlse = self.saved()
         leaves = [x.detach().to(kind).requires_grad_() for x in self.qkv]
         how = dense.attention if kind is torch.float64 else dense.same_dtype
-        out, lse = ragged.attention(self.spec, *leaves, self.lengths, self.params, self.tensors, how=how)
-        there = lse != -math.inf
+        wide = torch.float64 if kind is torch.float64 else torch.float32
+        learned = {n: self.tensors[n].detach().to(wide).requires_grad_() for n in captured}
+        tensors = {**self.tensors, **learned}
+        out, lse = ragged.attention(self.spec, *leaves, self.lengths, self.params, tensors, how=how)
+        there, leaves = lse != -math.inf, [*leaves, *learned.values()]
         loss = (out * do.nan_to_num(0.0).to(out.dtype)).sum() + (lse[there] * dlse[there].nan_to_num(0.0)).sum()
         if not loss.requires_grad:
             return [torch.zeros_like(x) for x in leaves]
@@ -101,24 +113,27 @@ class Call:
         self, module: ModuleType, plan: int = 0, *, workers: int = 3, **options: Any
     ) -> tuple[Tensor, Tensor, Report]:
         """O and LSE, NaN where nothing was written, and the report."""
-        names, arguments = self.arguments(workers)
+        names, arguments = self.arguments(workers, module.ATTN_META)
+        self.arguments_by_name = dict(zip(names, arguments, strict=True))
         report = check(compile_module(module, plan), *arguments, names=names, **options)
         o, lse, counter = arguments[3:6]
         assert counter.item() == 0 or report.faults, f"the kernel leaves its tile counter at {counter.item()}"
         return o, lse, report
 
-    def arguments(self, workers: int) -> tuple[list[str], list[Any]]:
-        """What a compiled forward takes, and their names; O and LSE, at 3 and 4, hold NaN."""
+    def arguments(self, workers: int, meta: Mapping[str, Any]) -> tuple[list[str], list[Any]]:
+        """What a compiled forward takes, and their names; O and LSE, at 3 and 4, and what it gives last, hold NaN."""
         q, k, v = self.qkv
         batch = len(next(iter(self.lengths.values()))) - self.varlen
-        o = torch.full((*q.shape[:-1], v.shape[-1]), NAN, dtype=q.dtype)
+        o = torch.full((*q.shape[:-1], v.shape[-1]), NAN, dtype=DTYPES[meta["out_dtype"]])
         lse = torch.full((q.shape[1], q.shape[0]) if self.varlen else (q.shape[0], q.shape[2], q.shape[1]), NAN)
         counter = torch.zeros(1, dtype=torch.int32)
         order = torch.full((2 * (batch + self.varlen) + 1,), -1, dtype=torch.int32)
         scale = Scale(self.spec)
         value = scale.default if scale.default == scale.default else scale.of((*self.params.values(),))
         names = ["q", "k", "v", "o", "lse", "tile_counter", "softmax_scale", "workers", "seq_order"]
-        tail = {**self.params, **self.lengths, **self.tensors}
+        further = {"o_pre": torch.full_like(o, NAN), "saves_o": 1, "max_logit": torch.full_like(lse, NAN)}
+        further = {n: further[n] for n in meta.get("further", ())}
+        tail = {**self.params, **self.lengths, **self.tensors, **further}
         return [*names, *tail], [q, k, v, o, lse, counter, value, workers, order, *tail.values()]
 
     def verify(self, module: ModuleType, plan: int = 0, **options: Any) -> tuple[Tensor, Tensor]:
@@ -129,16 +144,37 @@ class Call:
         assert o.isfinite().all(), "O is not finite, or was not written"
         error = (o.double() - want_o).abs().max().item() if o.numel() else 0.0
         assert error < 2e-2 * max(1.0, want_o.abs().max().item()), f"O is off by {error}"
-        same = torch.where(lse == want_lse, 0.0, lse - want_lse)
-        assert not same.isnan().any() and same.abs().max() < 2e-3, f"LSE is off by {same.abs().max()}"
+        if self.spec.normalizer is Normalizer.SOFTMAX:
+            same = torch.where(lse == want_lse, 0.0, lse - want_lse)
+            assert not same.isnan().any() and same.abs().max() < 2e-3, f"LSE is off by {same.abs().max()}"
+        self.verify_further()
         return o, lse
+
+    def verify_further(self) -> None:
+        """O before the epilogue, where a sequence has rows, and the largest scores, of the call that ran."""
+        wide, further = [x.double() for x in self.qkv], self.arguments_by_name
+        if "o_pre" in further:
+            plain = self.spec.replace(epilogue=atom("o"))
+            want, _ = ragged.attention(plain, *wide, self.lengths, self.params, self.tensors, how=dense.attention)
+            got, there = further["o_pre"].double(), ~self.qkv[0].isnan().any(-1).any(-1)
+            error = (got - want)[there].abs().max().item() if there.any() else 0.0
+            assert error < 2e-2 * max(1.0, want.abs().max().item()), f"O before the epilogue is off by {error}"
+        if "max_logit" in further:
+
+            def largest(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+                return v.new_zeros((*q.shape[:3], v.shape[3])), blockwise.largest(spec, q, k, v, *rest)
+
+            _, want = ragged.attention(self.spec, *wide, self.lengths, self.params, self.tensors, how=largest)
+            off = torch.where(further["max_logit"] == want, 0.0, further["max_logit"] - want)
+            assert not off.isnan().any() and off.abs().max() < 2e-3, f"a largest score is off by {off.abs().max()}"
 
 
 class Gradients:
     """A compiled backward of a ragged spec, and calls of it."""
 
-    def __init__(self, spec: AttentionSpec, tile: str = "") -> None:
-        plans = plan_backward(spec, captured=())
+    def __init__(self, spec: AttentionSpec, tile: str = "", captured: tuple[str, ...] = ()) -> None:
+        self.captured = captured
+        plans = plan_backward(spec, captured=captured)
         if tile:
             plans = plans.replace(plans=tuple(p for p in (*plans.plans, *plans.others) if p.name == tile))
         self.spec, self.plans = spec, plans
@@ -147,13 +183,16 @@ class Gradients:
 
     def verify(self, call: Call, *, seeds: Sequence[int] = (0,), workers: int = 132, parts: int = 1) -> list[Tensor]:
         """dq, dk, dv without a fault, by the error rule: twice torch's error in the same dtype, and two ulps."""
-        exact, plain = (call.autograd(kind) for kind in (torch.float64, torch.bfloat16))
+        exact, plain = (call.autograd(kind, self.captured) for kind in (torch.float64, torch.bfloat16))
+        names = ("dq", "dk", "dv", *self.captured)
+        saved = self._from_saved(call) if self.captured else {}
         for seed in seeds:
             found = self.run(call, seed, workers, parts)
-            for name, got, want, other in zip(("dq", "dk", "dv"), found, exact, plain, strict=True):
+            for name, got, want, other in zip(names, found, exact, plain, strict=True):
                 assert got.isfinite().all(), f"{name} is not finite, or was not written"
                 error = float((got.double() - want).abs().max()) if got.numel() else 0.0
-                allowed = 2 * float((other.double() - want).abs().max()) + 2 * 2**-8 * float(want.abs().max())
+                errors = [float((x.double() - want).abs().max()) for x in (other, *saved.get(name, ()))]
+                allowed = 2 * max(errors) + 2 * 2**-8 * float(want.abs().max())
                 assert error <= allowed, f"{name} is off by {error:.3e}, allowed {allowed:.3e}"
                 assert (got[want == 0] == 0).all() or not (want == 0).any()
         return found
@@ -163,7 +202,27 @@ class Gradients:
         report = self.report(call, seed=seed, workers=workers, parts=parts)
         assert not report.faults, str(report)
         dq, *sums = self.outputs
-        return [dq, *(x.unflatten(-2, (-1, parts)).sum(-2).to(x.dtype) if parts > 1 else x for x in sums)]
+        dkv = [x.unflatten(-2, (-1, parts)).sum(-2).to(x.dtype) if parts > 1 else x for x in sums]
+        tensors = {**call.lengths, **call.tensors}
+        found = jit_captured.gradients(
+            self.spec, self.rows, self.made, self.captured, call.params, tensors, self._sizes(call)
+        )
+        return [dq, *dkv, *(found[n] for n in self.captured)]
+
+    def _from_saved(self, call: Call) -> dict[str, list[Tensor]]:
+        """What float64 makes of captured tensors from the rounded O and the LSE that a call saves."""
+        o, lse, do, dlse = (x.double() for x in call.saved())
+        wide = [x.double() for x in call.qkv]
+        tensors = {n: x.double() if n in self.captured else x for n, x in call.tensors.items()}
+        found = ragged.attention_backward(
+            self.spec, *wide, o, lse, do, dlse, call.lengths, call.params, tensors, wanted=self.captured
+        )
+        return {n: [x] for n, x in found.captured.items()}
+
+    def _sizes(self, call: Call) -> dict[str, int]:
+        """Extents of a call."""
+        batch = len(next(iter(call.lengths.values()))) - call.varlen
+        return sizes_of(self.spec, call.qkv[0], call.qkv[1], batch if call.varlen else None)
 
     def report(self, call: Call, *, workers: int = 132, parts: int = 1, **options: Any) -> Report:
         """What the checker says of one call; its results are `outputs`."""
@@ -172,6 +231,10 @@ class Gradients:
         tiles = call.row_tiles(plan["tile_m"])
         workspace = torch.full((q.shape[-2] * tiles * plan["workspace_per_tile"],), NAN)
         o, lse, do, dlse = call.saved()
+        self.rows, sizes = self.module.ATTN_META["backward"]["gradients"], self._sizes(call)
+        self.made, given = jit_captured.buffers(self.spec, self.rows, {**call.lengths, **call.tensors}, sizes)
+        if rewrites_do(self.spec):
+            given.append(torch.full(o.shape, NAN, dtype=q.dtype))
         shapes = [q.shape, *((*x.shape[:-2], parts * x.shape[-2], x.shape[-1]) for x in (k, v))]
         self.outputs = [torch.full(s, NAN, dtype=q.dtype) for s in shapes]
         tail = (*call.params.values(), *call.lengths.values(), *call.tensors.values())
@@ -179,6 +242,7 @@ class Gradients:
         value = scale.default if scale.default == scale.default else scale.of((*call.params.values(),))
         names = ["q", "k", "v", "o", "do", "lse", "dlse", "dq", "dk", "dv", "workspace", "softmax_scale", "workers"]
         return check(
-            self.code, q, k, v, o, do, lse, dlse, *self.outputs, workspace, value, workers, *tail,
-            names=[*names, *call.params, *call.lengths, *call.tensors], **options,
+            self.code, q, k, v, o, do, lse, dlse, *self.outputs, workspace, value, workers, *tail, *given,
+            names=[*names, *call.params, *call.lengths, *call.tensors, *(f"buffer {n}" for n in range(len(given)))],
+            **options,
         )  # fmt: skip

@@ -47,6 +47,28 @@ attention gated {{
   epilogue = o * sigmoid(gate[q_idx, h]) + 1.0
 }}
 """,
+    "wide": """attn 1
+attention wide {{
+  head_dim = 64
+  layout = {layout}
+  tensor gate: f32[batch, heads_q]
+  score = s + 0.01 * float(kv_idx)
+  mask = kv_idx <= q_pos
+  epilogue = o * gate[b, h] + 0.5
+  output {{ dtype = f32, max_logit = true }}
+}}
+""",
+    "sigmoid": """attn 1
+attention sigmoid_ragged {{
+  head_dim = 64
+  layout = {layout}
+  normalizer = sigmoid
+  score = s - log(float(max(seqlen_kv, 1)))
+  mask = kv_idx <= q_pos
+  output {{ max_logit = true }}
+}}
+""",
+    "relu": "attn 1\nattention relu_ragged {{\n  head_dim = 64\n  layout = {layout}\n  normalizer = relu\n}}\n",
 }
 #: Fewer and more keys than rows, no rows, no keys, neither; past a tile's end and on it.
 BATCHES = [

@@ -19,8 +19,8 @@ from attngen.ir.gradient import Contribution, GradientKind
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
 from attngen.jit import backward, launch
+from attngen.jit.atoms import environment
 from attngen.jit.cache import Entry, KernelCache
-from attngen.jit.captured import environment
 from attngen.jit.device import DeviceState
 from attngen.jit.kernel import Attention
 from attngen.jit.load import Loaded

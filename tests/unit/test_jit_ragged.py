@@ -228,7 +228,7 @@ def test_cpu_gradients() -> None:
 
 
 def test_backward_launch(attach: Any) -> None:
-    """Workspace by whole tiles of each sequence; lengths among the arguments; captured gradients by the reference."""
+    """Workspace by whole tiles of each sequence; lengths among the arguments; a sum by key, by sequence in the end."""
     attention, _ = attach(LEARNED)
     asked: list[tuple[str, ...]] = []
     make = attention.backward._make
@@ -239,13 +239,19 @@ def test_backward_launch(attach: Any) -> None:
         return emit_backward(plan_backward(LEARNED, captured=names))
 
     attention.backward._make = made
-    source = attention.backward.source_of(())
-    plan_ = source.meta["backward"]["plans"][0]
+    meta = attention.backward.source_of(("shift",)).meta["backward"]
+    plan_ = meta["plans"][0]
     calls: list[tuple[Any, ...]] = []
+    sums = torch.arange(44.0).view(4, 11)
+
+    def launched(*given: Any) -> None:
+        calls.append(given)
+        given[-1].copy_(sums)
+
     variant = Variant(
-        functions=(lambda *a: calls.append(a),), tile_m=(plan_["tile_m"],), tile_n=plan_["tile_n"], cluster=1,
-        workspace=(plan_["workspace_per_tile"],), limits=(), rows=(), learned=(), referenced=("shift",), varies=False,
-        tables=None,
+        functions=(launched,), tile_m=(plan_["tile_m"],), tile_n=plan_["tile_n"], cluster=1,
+        workspace=(plan_["workspace_per_tile"],), limits=(), rows=tuple(meta["gradients"]), learned=("shift",),
+        referenced=(), varies=False, tables=None,
     )  # fmt: skip
     attention.backward.variants[(True, True, True, True)] = variant
     q, k, v = varlen()
@@ -256,11 +262,53 @@ def test_backward_launch(attach: Any) -> None:
         ready, (True,) * 4, q, k, v, o, lse, torch.ones_like(o), None, (1.0,), (cu_q, cu_kv, shift), None
     )
     (given,) = calls
-    workspace, _, workers, scaled, a, b, bias = given[10:]
+    workspace, _, workers, scaled, a, b, bias, _ = given[10:]
     assert workspace.numel() == 4 * (8 // plan_["tile_m"] + 4) * plan_["workspace_per_tile"]
     assert (workers, scaled) == (132, 1.0) and a is cu_q and b is cu_kv and bias is shift
-    assert given[7].shape == q.shape and found[3].shape == (3, 4) and asked == [()]
-    assert attention.backward.reduced() == {"shift"}
+    assert given[7].shape == q.shape and asked == [("shift",)]
+    assert torch.equal(found[3], torch.stack([sums[:, :4].sum(1), sums[:, 4:6].sum(1), sums[:, 6:].sum(1)]))
+    assert not attention.backward.reduced()
+
+
+MORE = """attn 1
+attention more {{
+  head_dim = 64
+  layout = {layout}
+  tensor gate: f32[batch]
+  epilogue = o * gate[b]
+  output {{ dtype = f32, max_logit = true }}
+}}
+"""
+
+
+@pytest.mark.parametrize("layout", ["varlen", "padded"])
+def test_further_results(attach: Any, layout: str) -> None:
+    """O before the epilogue where a backward follows, the largest scores; with and without a launch."""
+    attention, calls = attach(load_spec(MORE.format(layout=layout)))
+    q, k, v = varlen((8,), (8,)) if layout == "varlen" else (torch.zeros(3, 8, h, 64, dtype=BF16) for h in (4, 2, 2))
+    lengths = {"cu_seqlens_q": starts(3, 0, 5)} if layout == "varlen" else {}
+    rows = (4, 8) if layout == "varlen" else (3, 4, 8)
+    named = attention.binder.filled({**lengths, "gate": torch.ones(3)}, q, k)  # type: ignore[attr-defined]
+    tail = attention.binder.bind(named, q, k)
+    ready = attention.launcher.ready[-1]
+    o, lse, kept = attention.launcher.launch_saving(ready, q, k, v, tail, None)
+    pre, saves, top = calls[-1][-3:]
+    assert pre is kept and saves == 1 and o.dtype == pre.dtype == torch.float32 and o.shape == q.shape
+    assert lse.shape == top.shape == rows
+    attention.launcher.launch(ready, q, k, v, tail, None, None, None, False)
+    assert calls[-1][-2] == 0
+    whole = attention.launcher.launch_whole(ready, q[:, :0], k, v, tail, None, True)  # type: ignore[attr-defined]
+    assert len(calls) == 2 and whole[3].numel() == 0
+
+
+def test_largest_scores_on_the_cpu() -> None:
+    attention = attngen.build(load_spec(MORE.format(layout="varlen")))
+    q, k, v = varlen((3, 0, 5), (4, 2, 5))
+    lengths = {"cu_seqlens_q": starts(3, 0, 5), "cu_seqlens_kv": starts(4, 2, 5)}
+    o, top = attention(q, k, v, **lengths, gate=torch.ones(3), return_max_logit=True)
+    for rows, keys in ((slice(0, 3), slice(0, 4)), (slice(3, 8), slice(6, 11))):
+        scores = torch.einsum("qhd,khd->hqk", q[rows].float(), k[keys].float().repeat_interleave(2, 1)) / 8
+        assert torch.allclose(top[:, rows], scores.amax(-1), atol=1e-3) and o.dtype == torch.float32
 
 
 def test_sequences_that_begin_between_rows_are_refused() -> None:

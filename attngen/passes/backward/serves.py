@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from attngen.diag.diagnostic import Diagnostic, Label
 from attngen.diag.span import Span
-from attngen.ir.expr import Atom
 from attngen.ir.gradient import GradientForm
 from attngen.ir.spec import AttentionSpec
 from attngen.passes import serves
@@ -35,15 +34,6 @@ def why_not(
 def _gaps(
     spec: AttentionSpec, gradient: GradientForm, captured: Sequence[str], deterministic: bool
 ) -> Iterator[tuple[str, Span | None, str]]:
-    if spec.layout.is_ragged:
-        for name in captured:
-            yield (
-                f"the gradient of `{name}` in layout {spec.layout}",
-                spec.tensor(name).span or spec.span,
-                f"a call takes it from the blockwise reference; for a kernel leave {name} out",
-            )
-        if not isinstance(spec.epilogue, Atom):
-            yield f"an epilogue in layout {spec.layout}", spec.epilogue.span or spec.span, "apply it in torch"
     for name in sorted(reduced_tensors(gradient) & {*captured}) if deterministic else ():
         yield (
             f"a deterministic gradient of `{name}`, which many pairs add to,",
