@@ -13,7 +13,7 @@ from attngen.emit.score import NO_SCORE, spell_score
 from attngen.emit.selfcheck import check_view
 from attngen.emit.spell_map import MAP_ARGUMENT, NO_MAP, map_view
 from attngen.emit.straight import fold, straight_line
-from attngen.emit.tables import TABLE_ARGUMENTS, table_fields
+from attngen.emit.tables import build_arguments, table_fields
 from attngen.emit.view import (
     Argument,
     Bounds,
@@ -264,7 +264,7 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
     in_q, stages_o = first.memory.o_in_q, first.memory.stages_o
     more = further_outputs(spec, common["shape_o"], common["shape_lse"], stages_o)
     softmax, saves_o = common["has_softmax"], any(o.name == "saves_o" for o in more)
-    last = (*(TABLE_ARGUMENTS if common["has_tables"] else ()), *(o.name for o in more))
+    last = (*build_arguments(common["mask"].is_map, common["has_tables"]), *(o.name for o in more))
     order = (
         "Longest row tiles first, heads of a group side by side."
         if first.schedule.order == "lpt"

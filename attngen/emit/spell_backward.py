@@ -8,7 +8,7 @@ from attngen.emit.header import backward_docstring, clipped, spelled
 from attngen.emit.rows import DO_PRE, spell_rows
 from attngen.emit.spell import ARGS, call_text, common_fields, formula, literal, uses
 from attngen.emit.straight import straight_line
-from attngen.emit.tables import TABLE_ARGUMENTS
+from attngen.emit.tables import build_arguments
 from attngen.emit.view import BackwardTile, BackwardView, Formula
 from attngen.emit.weights import backward_fields
 from attngen.ir.backward import BackwardPlan, BackwardPlanSet
@@ -42,7 +42,9 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         **common,
         docstring=backward_docstring(plan_set, outputs),
         meta=literal(meta),
-        call=call_text(_FIXED, common["arguments"], (*(TABLE_ARGUMENTS if common["has_tables"] else ()), *outputs)),
+        call=call_text(
+            _FIXED, common["arguments"], (*build_arguments(common["mask"].is_map, common["has_tables"]), *outputs)
+        ),
         is_differentiated=True,
         score=score,
         has_slope=has_slope,

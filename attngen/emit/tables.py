@@ -14,8 +14,12 @@ from attngen.ir.tables import AXES, ROW_BLOCK, Extreme, Table
 from attngen.passes.facts import Facts
 from attngen.passes.lookups import wide_sum
 
-#: What a compiled function with tables takes after the captured tensors.
-TABLE_ARGUMENTS = ("tables", "build_tables")
+
+def build_arguments(is_map: bool, has_tables: bool) -> tuple[str, ...]:
+    """What a compiled function takes after the captured tensors, and after `tile_map` where the mask has one."""
+    return (*(("build_map",) if is_map else ()), *(("tables", "build_tables") if has_tables else ()))
+
+
 #: Atoms that a method which fills a table finds from the number of its element.
 _GIVEN = frozenset((*AXES.values(), "kv_idx"))
 

@@ -24,11 +24,10 @@ from attngen.jit import captured, contract, launch, partial, views
 from attngen.jit.cache import KernelCache
 from attngen.jit.launch import Ready
 from attngen.jit.load import Loaded, Progress, load
-from attngen.jit.maps import MapMemory
 from attngen.jit.named import Binder
 from attngen.jit.scale import Scale, number
 from attngen.jit.shapes import sizes_of
-from attngen.jit.tables import Tables, Workspace
+from attngen.jit.tables import Tables, Workspace, workspaces_of
 from attngen.passes.epilogue import rewrites_do
 from attngen.passes.gradient import gradient_form, reduced_tensors
 from attngen.source import KernelSource
@@ -61,10 +60,9 @@ class Variant:
     referenced: tuple[str, ...]
     #: Two runs may differ in their last bits.
     varies: bool
-    #: Of the mask's tables, where it has some.
-    tables: Workspace | None = None
+    #: Of the mask's tile map and tables, where it has them.
+    workspaces: tuple[Workspace, ...] = ()
     loaded: Loaded | None = None
-    tile_map: MapMemory | None = None
 
 
 class Backward:
@@ -185,9 +183,8 @@ class Backward:
             learned=learned,
             referenced=tuple(n for n in asked if n in reduced),
             varies=not meta["deterministic"] and not added.isdisjoint(names),
-            tables=Workspace(self.spec, source.meta["tables"]) if source.meta.get("tables") else None,
+            workspaces=workspaces_of(self.spec, source.meta, meta),
             loaded=loaded,
-            tile_map=MapMemory.of(self.spec, meta),
         )
 
     # -- calls -----------------------------------------------------------------------------------------------------
@@ -214,7 +211,7 @@ class Backward:
         Shapes: q, k, v, o as in the call, with `ready` o before the epilogue; lse (batch, heads_q, seqlen_q); `do` like
         o and `dlse` like lse, any strides, None for zeros; `params` and `tensors` in order of declaration, the caller's
         own. `ready` None: the reference.
-        `handle`: tables that the caller keeps.
+        `handle`: tables and tile maps that the caller keeps.
         Results have their input's shape, dtype and, where it is dense, strides; with `joint`, dq, dk and dv are slices
         of one tensor where all of them are wanted.
         Raises: AttnError E0618 (the launch was refused), E0622 (deterministic algorithms were asked for).
@@ -230,8 +227,8 @@ class Backward:
         dq, dk, dv = made_joint or (_empty_like(x) if on else x for x, on in zip((q, k, v), wanted, strict=False))
         sizes = self._sizes(q, k, tensors)
         tail = (*params, *self._binder.widened(tensors, sizes)) if tensors else params
-        if variant.tables is not None:
-            tail = (*tail, *variant.tables.of(ready[0].device, q.shape, k.shape, tail, handle))
+        for workspace in variant.workspaces:
+            tail = (*tail, *workspace.of(ready[0].device, q.shape, k.shape, tail, handle))
         axis, heads_kv = self._heads_axis, sizes["heads_kv"]
         kv_tiles = self._tiles(sizes, "seqlen_kv", variant.tile_n)
         heads = partial.heads_of_sums(kv_tiles, sizes["heads_q"], heads_kv, ready[1] // variant.cluster)
@@ -311,9 +308,6 @@ class Backward:
             dlse = state.zeros(lse.shape)
         if self._rewrites_do:  # dO as the main kernel reads it: before the epilogue, in the dtype of q
             extra = (*extra, torch.empty(inputs[3].shape, dtype=inputs[0].dtype, device=state.device))
-        if variant.tile_map is not None:
-            extents = (sizes[n] for n in ("batch", "heads_q", "seqlen_q", "seqlen_kv"))
-            tail = variant.tile_map.joined(tail, state, *extents)
         rest = (workspace, scale, workers, *tail, *extra)
         wide = (*inputs, do)
         function = variant.functions[plan]

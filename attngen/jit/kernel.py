@@ -25,7 +25,6 @@ from attngen.jit.cache import KernelCache
 from attngen.jit.device import has_gpu
 from attngen.jit.launch import Launcher, Ready
 from attngen.jit.load import Loaded, Progress, load
-from attngen.jit.maps import MapMemory
 from attngen.jit.named import TORCH_DTYPE, Binder
 from attngen.jit.tables import TableBinder, TableLauncher, Tables
 from attngen.passes.epilogue import further_names
@@ -85,7 +84,7 @@ class Attention:
         self.source = source
         self.target = target
         self.handle = _handle(spec, source, target)
-        limits, tables = tuple(source.meta.get("limits", ())), source.meta.get("tables")
+        limits, keeps = tuple(source.meta.get("limits", ())), bool(source.meta.get("tables") or "map" in source.meta)
         self._fill: Callable[..., Any] | None = None
         self.binder: Binder
         self.launcher: Launcher
@@ -98,9 +97,8 @@ class Attention:
             backward_of: type[Backward] = RaggedBackward
         else:
             backward_of = Backward
-            self.binder = TableBinder(spec) if tables else Binder(spec)
-        self.launcher = launcher_of(spec, self.binder, limits, tables)
-        self.launcher.tile_map = MapMemory.of(spec, source.meta)
+            self.binder = TableBinder(spec) if keeps else Binder(spec)
+        self.launcher = launcher_of(spec, self.binder, limits, source.meta if keeps else None)
         self.launcher.paces = tuple(Pace(*p) for p in source.meta.get("paces", ()))
         self.saves_o = "o_pre" in further_names(spec)
         self.backward = backward_of(
@@ -191,15 +189,18 @@ class Attention:
         return self
 
     def tables(self) -> Tables:
-        """A handle that keeps the tables of the mask from call to call; see `attngen.jit.tables.Tables`.
+        """A handle that keeps tables and tile maps of the mask from call to call; see `attngen.jit.tables.Tables`.
 
-        Raises: AttnError E0601 where the mask has no tables.
+        Raises: AttnError E0601 where the mask has neither.
         """
         if not (isinstance(self.binder, TableBinder) and self.binder.takes_handle):
             raise error(
                 "E0601",
-                f"`{self.spec.name}` has no tables to keep",
-                notes=("tables belong to masks that compare an element of a `sorted` tensor at the key",),
+                f"`{self.spec.name}` has no tables or tile maps to keep",
+                notes=(
+                    "tables belong to masks that compare an element of a `sorted` tensor at the key",
+                    "tile maps belong to masks with `block_sparse`",
+                ),
                 helps=("call it without `tables`",),
             )
         return Tables()
@@ -390,8 +391,11 @@ class Attention:
         return self._ready_on[index]
 
 
-def launcher_of(spec: AttentionSpec, binder: Binder, limits: tuple[int, ...], tables: Any) -> Launcher:
-    """The launcher that makes what the spec's kernel takes beside the caller's arguments."""
+def launcher_of(spec: AttentionSpec, binder: Binder, limits: tuple[int, ...], meta: Any) -> Launcher:
+    """The launcher that makes what the spec's kernel takes beside the caller's arguments.
+
+    `meta`: of a mask with tables or a tile map, else None.
+    """
     if spec.layout.is_ragged and not further_names(spec):
         from attngen.jit.ragged import RaggedLauncher
 
@@ -401,10 +405,10 @@ def launcher_of(spec: AttentionSpec, binder: Binder, limits: tuple[int, ...], ta
 
         if spec.layout.is_ragged:
             return FurtherRaggedLauncher(spec, binder, limits)
-        if tables:
-            return FurtherTableLauncher(spec, binder, limits, tables)
+        if meta:
+            return FurtherTableLauncher(spec, binder, limits, meta)
         return FurtherLauncher(spec, binder, limits)
-    return TableLauncher(spec, binder, limits, tables) if tables else Launcher(spec, binder, limits)
+    return TableLauncher(spec, binder, limits, meta) if meta else Launcher(spec, binder, limits)
 
 
 def _is_dual(*given: Any) -> bool:

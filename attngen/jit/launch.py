@@ -16,7 +16,6 @@ from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
 from attngen.jit import contract
 from attngen.jit.device import DeviceState, require_target, state_of
-from attngen.jit.maps import MapMemory
 from attngen.jit.named import TORCH_DTYPE, Binder
 from attngen.jit.reach import Reach
 from attngen.jit.scale import Scale, number
@@ -49,7 +48,6 @@ class Launcher:
         self.scale = Scale(spec)
         self._binder = binder
         self._limits = limits
-        self.tile_map: MapMemory | None = None
         #: What row tiles of the plans take, where that may choose one (`passes.few`).
         self.paces: tuple[few.Pace, ...] = ()
         #: How far a row reaches, known once a GPU is ready, and the params that it depends on.
@@ -144,8 +142,6 @@ class Launcher:
                 key += tuple([tail[i] for i in self._reach_places])
             chosen = self._chosen.get(key)
             function = functions[self._choose(key) if chosen is None else chosen]
-        if self.tile_map is not None:
-            tail = self.tile_map.joined(tail, state, batch, heads_q, seqlen_q, seqlen_kv)
         try:
             function(q, k, v, out, lse, counter, scale, workers, *tail, *further)
         except Exception as failure:
@@ -209,7 +205,7 @@ class Launcher:
 
     def _captured(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Of a kernel's arguments those that the binder gave."""
-        return arguments[8:] if self.tile_map is None else self.tile_map.without(arguments[8:])
+        return arguments[8:]
 
     def _recover(self, failure: Exception, function: Any, arguments: tuple[Any, ...], given_lse: Any) -> None:
         """The entry point refused its arguments: say why, or launch again with tidied strides."""

@@ -1,11 +1,11 @@
-"""The tables of a mask in a call: their workspace, and a handle by which a caller keeps them from call to call.
+"""What a launch before the kernel's makes of a mask, its tables and its tile map: memory, and a handle that keeps it.
 
-Only specs whose mask has tables come here; the call path of the others does not know of them.
+Only specs whose mask has tables or a map come here; the call path of the others does not know of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,10 +13,11 @@ import torch
 from attngen.diag.diagnostic import error
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.tables import words
+from attngen.ir.tile_map import map_words
 from attngen.jit import launch
 from attngen.jit.launch import Launcher, Ready
 from attngen.jit.named import Binder
-from attngen.jit.shapes import sizes_of_shapes
+from attngen.jit.shapes import Sizes, sizes_of_shapes
 
 _empty = torch.empty
 _I32 = torch.int32
@@ -27,45 +28,58 @@ NAME = "tables"
 
 
 class Tables:
-    """Tables kept between calls: `kept = attn.tables()`, then `attn(q, k, v, doc=doc, tables=kept)` in every layer.
+    """Tables and tile maps kept between calls: `kept = attn.tables()`, then `attn(q, k, v, doc=doc, tables=kept)` in
+    every layer.
 
-    The first call fills them. Later ones, forward and backward, use them while they have the same captured tensors
-    (the same memory, unchanged as far as torch knows), params and lengths; a call with others fills them again. So a
-    handle never changes a result, with one exception: what a kernel outside torch writes into a captured tensor is not
-    noticed (call `clear`). int32, O(batch * seqlen_q) memory, as long as the handle lives. Calls that share a handle
-    belong on one stream, or must be ordered by the caller. A call that a CUDA graph captures uses what is kept and
-    never fills it: filled inside the graph, every replay would fill it again.
+    The first call fills them: a forward its own, a backward what the forward has not filled (a map has the tiles of its
+    direction). Later ones use them while they have the same captured tensors (the same memory, unchanged as far as
+    torch knows), params and lengths; a call with others fills them again. So a handle never changes a result, with one
+    exception: what a kernel outside torch writes into a captured tensor is not noticed (call `clear`). int32:
+    O(batch * seqlen_q) memory for tables, two or three bits a tile for a map, as long as the handle lives. Calls that
+    share a handle belong on one stream, or must be ordered by the caller. A call that a CUDA graph captures uses what
+    is kept and never fills it: filled inside the graph, every replay would fill it again.
     """
 
-    __slots__ = ("_key", "_params", "_places", "_seen", "_words")
+    __slots__ = ("_kept", "_key", "_params", "_places", "_seen")
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
         """Forget what is kept: the next call fills it."""
-        self._words: Any = None
+        self._kept: dict[Any, Any] = {}
         self._key: Any = None
         self._params: tuple[Any, ...] = ()
         self._places: list[Any] = []
         self._seen: tuple[Any, ...] = ()
 
-    def get(self, key: tuple[Any, ...], count: int, params: tuple[Any, ...], tensors: tuple[Any, ...]) -> Any:
-        """(workspace, 1 where it has to be filled, else 0) for a call; `key`: its device and lengths."""
-        if self._key == key and self._params == params:
-            for x, old, (start, version, strides) in zip(tensors, self._seen, self._places, strict=True):
-                if x._version != version or x.data_ptr() != start:
-                    break
-                if x is not old and (x.shape != old.shape or x.stride() != strides):
-                    break
-            else:
-                return self._words, 0
-        workspace = _empty(count, dtype=_I32, device=key[0])
+    def get(
+        self, what: Any, key: tuple[Any, ...], count: int, params: tuple[Any, ...], tensors: tuple[Any, ...]
+    ) -> tuple[Any, int]:
+        """(memory of `what`, 1 where it has to be filled, else 0) for a call; `key`: its device and lengths."""
+        same = self._is_of(key, params, tensors)
+        found = self._kept.get(what) if same else None
+        if found is not None:
+            return found, 0
+        made = _empty(count, dtype=_I32, device=key[0])
         if not launch._capturing():
-            self._words, self._key, self._params = workspace, key, params
-            self._places = [(x.data_ptr(), x._version, x.stride()) for x in tensors]
-            self._seen = tensors  # their memory is not given to others as long as the key names it
-        return workspace, 1
+            if not same:
+                self._kept, self._key, self._params = {}, key, params
+                self._places = [(x.data_ptr(), x._version, x.stride()) for x in tensors]
+                self._seen = tensors  # their memory is not given to others as long as the key names it
+            self._kept[what] = made
+        return made, 1
+
+    def _is_of(self, key: tuple[Any, ...], params: tuple[Any, ...], tensors: tuple[Any, ...]) -> bool:
+        """Whether what is kept was made of the same."""
+        if self._key != key or self._params != params:
+            return False
+        for x, old, (start, version, strides) in zip(tensors, self._seen, self._places, strict=True):
+            if x._version != version or x.data_ptr() != start:
+                return False
+            if x is not old and (x.shape != old.shape or x.stride() != strides):
+                return False
+        return True
 
 
 class TableBinder(Binder):
@@ -96,13 +110,11 @@ class TableBinder(Binder):
 
 
 class TableLauncher(Launcher):
-    """A Launcher of kernels that take a workspace of tables after the captured tensors."""
+    """A Launcher of kernels that take a tile map or tables after the captured tensors. `meta`: ATTN_META."""
 
-    def __init__(
-        self, spec: AttentionSpec, binder: Binder, limits: tuple[int, ...], rows: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def __init__(self, spec: AttentionSpec, binder: Binder, limits: tuple[int, ...], meta: Mapping[str, Any]) -> None:
         super().__init__(spec, binder, limits)
-        self.workspace = Workspace(spec, rows)
+        self.workspaces = workspaces_of(spec, meta, meta)
 
     def launch(
         self, ready: Ready, q: Any, k: Any, v: Any, tail: tuple[Any, ...], scale: Any, out: Any, lse: Any,
@@ -110,31 +122,53 @@ class TableLauncher(Launcher):
     ) -> Any:  # fmt: skip
         """As a Launcher's; `tail` ends in a handle or None."""
         *bound, handle = tail
-        found = self.workspace.of(ready[0].device, q.shape, k.shape, bound, handle)
-        return super().launch(ready, q, k, v, (*bound, *found), scale, out, lse, return_lse, further)
+        for workspace in self.workspaces:
+            bound += workspace.of(ready[0].device, q.shape, k.shape, bound, handle)
+        return super().launch(ready, q, k, v, tuple(bound), scale, out, lse, return_lse, further)
+
+
+#: (what it is, int32 words) of the memory that a call of these extents takes.
+Counter = Callable[[Sizes], tuple[Any, int]]
 
 
 class Workspace:
-    """Makes the two arguments that follow the captured tensors: int32 words, and whether they are to be filled."""
+    """Makes two arguments that follow the captured tensors: int32 words, and whether they are to be filled."""
 
-    def __init__(self, spec: AttentionSpec, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._spec = spec
-        self._rows = tuple(rows)
+    def __init__(self, spec: AttentionSpec, counter: Counter) -> None:
+        self._spec, self._counter = spec, counter
         self._params, self._tensors = len(spec.params), len(spec.params) + len(spec.tensors)
-        self._counts: dict[Any, int] = {}
+        self._counts: dict[Any, tuple[Any, int]] = {}
 
     def of(
         self, device: Any, shape_q: Any, shape_k: Any, bound: Sequence[Any], handle: Tables | None
     ) -> tuple[Any, int]:
         """For a call with q and k of these shapes, and with the params and captured tensors `bound`."""
         key = (device, shape_q, shape_k)
-        count = self._counts.get(key)
-        if count is None:
+        found = self._counts.get(key)
+        if found is None:
             if len(self._counts) >= _REMEMBERED:
                 self._counts.clear()
-            count = self._counts[key] = words(self._rows, sizes_of_shapes(self._spec, shape_q, shape_k))
+            found = self._counts[key] = self._counter(sizes_of_shapes(self._spec, shape_q, shape_k))
+        what, count = found
         if handle is None:
             return _empty(count, dtype=_I32, device=device), 1
         params, tensors = tuple(bound[: self._params]), tuple(bound[self._params : self._tensors])
-        found: tuple[Any, int] = handle.get(key, count, params, tensors)
-        return found
+        return handle.get(what, key, count, params, tensors)
+
+
+def workspaces_of(spec: AttentionSpec, meta: Mapping[str, Any], direction: Mapping[str, Any]) -> tuple[Workspace, ...]:
+    """What the kernels of a file take, in their order. `direction`: ATTN_META itself, or its entry `backward`."""
+    found = []
+    if "map" in direction:
+        entry, plans, limits = direction["map"], direction["plans"], direction["limits"]
+
+        def of_map(sizes: Sizes) -> tuple[Any, int]:
+            longest = max(sizes["seqlen_q"], sizes["seqlen_kv"])
+            plan = plans[next((i for i, limit in enumerate(limits) if longest <= limit), len(limits))]
+            what = (*entry.items(), plan["tile_m"], plan["tile_n"])  # each direction has tiles of its own
+            return what, map_words(entry, plan, sizes)
+
+        found.append(Workspace(spec, of_map))
+    if rows := meta.get("tables"):
+        found.append(Workspace(spec, lambda sizes: (NAME, words(rows, sizes))))
+    return tuple(found)

@@ -12,8 +12,8 @@ from typing import Any
 import backward_calls
 import pytest
 import torch
-from ptxcheck.compile import compile_spec
-from ptxcheck.launch import attngen_call
+from ptxcheck.compile import compile_module, compile_spec
+from ptxcheck.launch import attngen_call, check, map_arguments
 
 from attngen import samples
 from attngen.ir.spec import AttentionSpec
@@ -88,6 +88,33 @@ def test_forward(name: str) -> None:
         )
         assert not report.faults
         assert_close(o.transpose(1, 2) if bhsd else o, spec, q, k, v, lse=lse, tensors=tensors)
+
+
+def test_a_kept_map_is_not_made_again() -> None:
+    """With build_map = 0 nothing is made, and what the memory holds is used: of other lists, here."""
+    body, make, shapes = CASES["cut"]
+    spec, shape = written("cut", body), shapes[0]
+    module, _ = compile_spec(spec)
+    q, k, v = samples.qkv(spec, shape, seed=0)
+    first, second = (make(spec, shape, seed)["blocks"] for seed in (0, 2))
+    (memory, made) = map_arguments(module.ATTN_META, 0, q, k, "bshd")
+    assert made == 1
+
+    def call(blocks: torch.Tensor, build: int) -> torch.Tensor:
+        o, lse = torch.full_like(q, torch.nan), torch.full((1, shape.heads_q, shape.seqlen_q), torch.nan)
+        counter = torch.zeros(1, dtype=torch.int32)
+        report = check(compile_module(module, 0), q, k, v, o, lse, counter, 0.125, 3, blocks, memory, build)
+        assert not report.faults
+        return o
+
+    o = call(first, 1)
+    before = memory.clone()
+    assert_close(o, spec, q, k, v, tensors={"blocks": first})
+    assert torch.equal(call(first, 0), o) and torch.equal(memory, before)
+    call(second, 0)
+    assert torch.equal(memory, before)
+    call(second, 1)
+    assert not torch.equal(memory, before)
 
 
 @pytest.mark.parametrize("turns", ["", DETERMINISTIC], ids=["", "deterministic"])

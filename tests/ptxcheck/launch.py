@@ -129,12 +129,12 @@ def table_arguments(module: ModuleType, q: torch.Tensor, k: torch.Tensor, layout
 
 
 def map_arguments(meta: Mapping[str, Any], plan: int, q: torch.Tensor, k: torch.Tensor, layout: str) -> tuple[Any, ...]:
-    """Memory for the tile map of one direction, poisoned; nothing where there is none."""
+    """Memory for the tile map of one direction, poisoned, and 1: it is to be made. Nothing where there is none."""
     if "map" not in meta:
         return ()
     heads, rows = (2, 1) if layout == "bshd" else (1, 2)
     sizes = {"batch": q.shape[0], "heads_q": q.shape[heads], "seqlen_q": q.shape[rows], "seqlen_kv": k.shape[rows]}
-    return (torch.full((map_words(meta["map"], meta["plans"][plan], sizes),), 0x5A5A5A5A, dtype=torch.int32),)
+    return (torch.full((map_words(meta["map"], meta["plans"][plan], sizes),), 0x5A5A5A5A, dtype=torch.int32), 1)
 
 
 def attngen_call(

@@ -123,6 +123,36 @@ def test_a_handle_serves_the_backward(calls: Calls, tmp_path: Path) -> None:
     assert front[-1] == back[-1] == 1 and front[-2] is not back[-2]
 
 
+BLOCKS = load_spec("""attn 1
+attention blocks {
+  head_dim = 64
+  mask = kv_idx <= q_pos
+  block_sparse { q = 64, kv = 64, lists = given }
+}
+""")
+
+
+def test_a_handle_keeps_tile_maps(calls: Calls, tmp_path: Path) -> None:
+    """One of the forward and one of the backward, whose tiles are others; changed lists make both again."""
+    attn = attached(tmp_path, BLOCKS)
+    q, k, v, _ = inputs(300, 300)
+    q.requires_grad_()
+    blocks = torch.ones(2, 2, 5, 5, dtype=torch.bool)
+    kept, seen = attn.tables(), []
+    for change in (False, False, True, False):
+        if change:
+            blocks[0, 0, 0, 0] = False
+        attn(q, k, v, blocks=blocks, tables=kept).sum().backward()
+        seen.append([c[-1] for c in calls.made[-2:]])
+    assert seen == [[1, 1], [0, 0], [1, 1], [0, 0]]
+    front, back = (c[-2] for c in calls.made[-2:])
+    assert front is calls.made[-4][-2] and back is calls.made[-3][-2] and front is not back
+    attn(q, k, v, blocks=blocks)
+    assert calls.made[-1][-1] == 1 and calls.made[-1][-2] is not front
+    attn(q, k, v[:, :, :1].expand(v.shape), blocks=blocks)  # a map does not depend on values
+    assert calls.made[-1][-2].numel() == front.numel()
+
+
 def test_a_captured_call_never_fills_a_handle(calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attn = attached(tmp_path)
     q, k, v, doc = inputs()
