@@ -33,7 +33,8 @@ class SeveralAttention:
     Branches: `attn((q1, q2), (k1, k2), v, **keywords)`, a q and a k for each branch in order, one v.
     Segments: `attn(q, k, v, segments={"past": (k2, v2)}, **keywords)`, a (k, v) for each, of any length.
     Keywords and shapes as `Attention` has them. lse (batch, heads_q, seqlen_q) is that of all keys; with branches it
-    has a leading axis of them, each by itself.
+    has a leading axis of them, each by itself. With `output { max_logit = true }`, `return_max_logit=True` appends the
+    largest kept scores, shaped like lse: of all keys, or of each branch.
     Numerics: each part's O is rounded to the input's dtype, or none where the spec's output dtype is f32; their sum,
     weights and epilogue are fp32, rounded once to the input's or the spec's output dtype.
     Gradients: of every q, k, v and tensor declared `grad`. Saved: q, k, v, O and LSE of each part, O(N).
@@ -98,6 +99,7 @@ class SeveralAttention:
         *,
         segments: Mapping[str, tuple[Any, Any]] | None = None,
         return_lse: bool = False,
+        return_max_logit: bool = False,
         out: Any = None,
         lse: Any = None,
         scale: float | None = None,
@@ -106,15 +108,17 @@ class SeveralAttention:
     ) -> Any:
         """See the class."""
         calls = self._calls(q, k, v, segments)
-        self._names(named)
+        self._names(named if not return_max_logit or self.spec.max_logit else {**named, "return_max_logit": True})
         # of other normalisers an LSE costs a kernel of its own
         wants_lse = self._one_softmax or return_lse or lse is not None
         keywords = {"return_lse": wants_lse, "scale": scale, "check": check}
+        keywords |= {"return_max_logit": True} if return_max_logit else {}
         found = [
             self._part(name, attention, call, keywords, named)
             for (name, attention), call in zip(self.parts.items(), calls, strict=True)
         ]
-        os, lses = [x[0] for x in found] if wants_lse else found, [x[1] for x in found] if wants_lse else []
+        os = [x[0] for x in found] if wants_lse or return_max_logit else found
+        lses = [x[1] for x in found] if wants_lse else []
         needs_sizes = bool(self._read) or self._epilogue is not None or any(w.constant is None for w in self._weights)
         values = self._values(calls[0], named, check) if needs_sizes else None
         weights: list[Any] = [1.0] * len(os)
@@ -136,7 +140,11 @@ class SeveralAttention:
             o = (made if self._bhsd else made.transpose(1, 2)).to(dtype).contiguous()
         if out is not None or lse is not None:
             o, rows = self._written(o, rows, out, lse)
-        return (o, rows) if return_lse else o
+        results = (o, *((rows,) if return_lse else ()))
+        if return_max_logit:
+            tops = torch.stack([x[-1] for x in found])
+            results = (*results, tops if self.spec.branches else tops.amax(0))
+        return results if len(results) > 1 else o
 
     def _calls(self, q: Any, k: Any, v: Any, segments: Any) -> list[tuple[Any, Any, Any]]:
         """(q, k, v) of each part. Raises: AttnError E0604, E0607."""
@@ -208,7 +216,8 @@ class SeveralAttention:
         own: Any = {n: x for n, x in named.items() if n in attention.binder.names}
         q, k, v = call
         if _is_dynamo():
-            return attention(q, k, v, return_lse=keywords["return_lse"], scale=keywords["scale"], **own)
+            traced = {n: x for n, x in keywords.items() if n != "check"}
+            return attention(q, k, v, **traced, **own)
         try:
             return attention(q, k, v, **keywords, **own)
         except AttnError as fault:

@@ -95,7 +95,6 @@ def _alone(
         segments=(),
         epilogue=atom("o"),
         out_dtype=DType.F32 if spec.out_dtype is DType.F32 else None,
-        max_logit=False,
         block_sparse=None if spec.block_sparse is None or (given and BLOCKS not in tensors) else spec.block_sparse,
         span=span or spec.span,
     )
@@ -167,5 +166,3 @@ def gaps(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
     what = "branches" if spec.branches else "KV segments"
     if spec.layout is Layout.PAGED or (spec.branches and spec.layout is Layout.PACKED_QKV):
         yield f"layout {spec.layout} with {what}", spec.span, "use layout = bshd or bhsd"
-    if spec.max_logit:
-        yield f"the max-logit output with {what}", spec.span, "leave it out"

@@ -51,7 +51,7 @@ LEARNED = {
   tensor table: f32[heads_q, 64] grad
   tensor kind: i32[seqlen_kv]
   tensor of_kind: f32[8] grad
-  score = s + table[h, clamp(q_pos - kv_idx, 0, 63)] + of_kind[kind[kv_idx]]
+  score = s + table[h, clamp(q_pos - kv_idx, 0, 63)] + of_kind[kind[kv_idx] % 8]
   mask = kv_idx <= q_pos""",
     "gate": """head_dim = 64
   tensor gate: bf16[seqlen_q, heads_q, head_dim_v] grad

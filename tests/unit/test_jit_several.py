@@ -129,6 +129,26 @@ def test_values_and_gradients(name: str, layout: str) -> None:
         assert (x.grad - e).norm() < 1e-2 * e.norm()
 
 
+@pytest.mark.parametrize("name", SPECS)
+def test_largest_scores(name: str) -> None:
+    """Over all keys; of branches one each. The sink is no key, and a row without keys has -inf."""
+    text = SPECS[name].replace("LAYOUT", "output { max_logit = true }")
+    attn, plain = attngen.build(text), attngen.build(SPECS[name].replace("LAYOUT", ""))
+    q, k, v, segments, named = arguments(name)
+    given = {**named, **({"window": 3, "segments": segments} if segments else {})}
+    o, lse, top = attn(q, k, v, **given, return_lse=True, return_max_logit=True)
+    again, only = attn(q, k, v, **given, return_max_logit=True)
+    wide = each(lambda x: x.detach().double(), (q, k, v, named, segments))
+    params = {"window": 3} if segments else {}
+    exact = dense.attention(attn.spec, *wide[:3], params, wide[3], segments=wide[4] or None).max_logit
+    assert exact is not None and top.shape == lse.shape == exact.shape and torch.equal(top, only)
+    assert torch.equal(top.isinf(), exact.isinf()) and (name == "diff" or top.isinf().any())
+    assert torch.where(top.isfinite(), top - exact, 0.0).abs().max() < 1e-5
+    assert torch.equal(o, again) and torch.equal(o, plain(q, k, v, **given))
+    with pytest.raises(AttnError, match="E0601"):
+        plain(q, k, v, **given, return_max_logit=True)
+
+
 def test_packed_segments() -> None:
     """One qkv for the call's own keys, one gradient; the segment's k and v beside it."""
     attn = attngen.build(CACHE.replace("LAYOUT", PACKED))

@@ -128,7 +128,6 @@ def test_asking_for_one_of_several() -> None:
     [
         (SEGMENTS.replace("LAYOUT", "varlen"), "KV segments in layout varlen"),
         (BRANCHES.replace("v = 128", "v = 264"), "v = 264"),
-        (SEGMENTS.replace("LAYOUT", "bshd\n  output { max_logit = true }"), "max-logit output with KV segments"),
         (SEGMENTS.replace("LAYOUT", "bshd\n  block_sparse { q = 1, kv = 64, lists = given }"), "with KV segments"),
     ],
 )

@@ -254,7 +254,6 @@ def with_more_keys(**changes: object) -> AttentionSpec:
 
 GAPS |= {
     "branches packed": (branched(layout=Layout.PACKED_QKV), "layout packed_qkv with branches"),
-    "max_logit of segments": (with_more_keys(max_logit=True), "the max-logit output with KV segments"),
 }
 
 
