@@ -60,7 +60,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0cd04b74489a06cf94c6e1a60433cd64efbaff742b38384344f9d8e5b1e27b69",
-    "body_sha256": "a09a7189ac45250cd76bb5600e4fd0f68fa077a8d6daa3b346fd4c21ed6eee52",
+    "body_sha256": "5a4d5dff804a67c1dcc5f78f073515c0374deabec8b1da960df519e59dfd0c17",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -432,6 +432,7 @@ class AttentionBackward:
         workers: Int32,
         blocks: cute.Tensor,
         tile_map: cute.Tensor,
+        build_map: Int32,
         stream: cuda.CUstream,
     ):
         """TMA descriptors, shared-memory layouts, three launches. Shapes and units: the module's docstring."""
@@ -515,16 +516,19 @@ class AttentionBackward:
         prepare.set_name_prefix(f"{name}_prepare", remove_cutlass_symbol=True, keep_mangled_name=False)
         kernel.set_name_prefix(name, remove_cutlass_symbol=True, keep_mangled_name=False)
         finish.set_name_prefix(f"{name}_finish", remove_cutlass_symbol=True, keep_mangled_name=False)
-        # ---- mask: the tile map, made first ----
+        # ---- mask: the tile map, made first, unless the caller kept it ----
         maps, map_tiles = cute.size(mQ, mode=[3]) * cute.size(mQ, mode=[2]), self.map_tiles
         map_words = maps * n_blocks * cute.ceil_div(m_blocks, 32)
         map_tiles.set_name_prefix(ATTN_META["kernel_id"] + "_map", remove_cutlass_symbol=True, keep_mangled_name=False)
-        map_tiles(
-            Int32(cute.size(mQ, mode=[0])), Int32(cute.size(mK, mode=[0])), Int32(cute.size(mQ, mode=[2])),
-            Int32(cute.size(mK, mode=[2])), Int32(cute.size(mQ, mode=[3])),
-            blocks,
-            tile_map,
-        ).launch(grid=[cute.ceil_div(map_words, MAP_WARPS), 1, 1], block=[32 * MAP_WARPS, 1, 1], stream=stream)
+        if build_map != 0:
+            map_tiles(
+                Int32(cute.size(mQ, mode=[0])), Int32(cute.size(mK, mode=[0])), Int32(cute.size(mQ, mode=[2])),
+                Int32(cute.size(mK, mode=[2])), Int32(cute.size(mQ, mode=[3])),
+                blocks,
+                tile_map,
+            ).launch(
+                grid=[cute.ceil_div(map_words, MAP_WARPS), 1, 1], block=[32 * MAP_WARPS, 1, 1], stream=stream
+            )
         prepare(
             mO, mdO, lse, dlse, workspace, q_tiles, m_blocks,
             zeroed_tiles,
@@ -1516,13 +1520,14 @@ class AttentionBackward:
 def compile_backward(index=0, options="", wanted=("q", "k", "v")):
     """Compile PLANS[index] for sm_90a; no GPU is needed. Returns a TVM-FFI function of torch tensors,
 
-        f(q, k, v, o, do, lse, dlse, dq, dk, dv, workspace, softmax_scale, workers, blocks, tile_map)
+        f(q, k, v, o, do, lse, dlse, dq, dk, dv, workspace, softmax_scale, workers, blocks, tile_map, build_map)
 
     that launches three kernels on torch's current stream. `wanted`: whose gradients are written; the others' tensors
     may be any of the right shape and dtype. dk and dv have as many heads as k and v, or a multiple of it that divides
     heads_q: then each is a sum over fewer query heads, and the caller adds up the rest. `workspace`: fp32, 16-byte
     aligned, for each query tile of each head the words that ATTN_META says; `workers`: CTAs of the main kernel at most.
-    `tile_map`: int32 words for the bits of all tiles, see `arguments`; what they hold does not matter.
+    `tile_map`: int32 words for the bits of all tiles, see `arguments`; `build_map`: 0 where they hold what a call
+    of the same tensors, scalars and lengths left there, else 1.
     """
     batch = cute.sym_int(symbol="batch")
     seqlen_q = cute.sym_int(symbol="seqlen_q")
@@ -1555,6 +1560,7 @@ def compile_backward(index=0, options="", wanted=("q", "k", "v")):
         Int32(1),
         plain_tensor(Boolean, batch, heads_q, dim_blocks_q, dim_blocks_kv),
         plain_tensor(Int32, cute.sym_int(symbol="map_words")),
+        Int32(1),
         make_fake_stream(use_tvm_ffi_env_stream=True),
         options=f"--enable-tvm-ffi --gpu-arch sm_90a {options}",
     )
@@ -1643,7 +1649,7 @@ def arguments(torch, index, q, k, v, o, do, lse, dlse, extra, softmax_scale):
     m_blocks = max(-(-seqlen_q // plan["tile_m"]) for plan in tiles)
     n_blocks = max(-(-seqlen_kv // plan["tile_n"]) for plan in tiles)
     words = batch * heads_q * (2 * n_blocks * -(-m_blocks // 32) + m_blocks * -(-n_blocks // 32))
-    extra = (*extra, torch.empty(words, dtype=torch.int32, device=q.device))
+    extra = (*extra, torch.empty(words, dtype=torch.int32, device=q.device), 1)
     return q, k, v, o, do, lse, dlse, dq, dk, dv, workspace, softmax_scale, workers, *extra
 
 

@@ -53,7 +53,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0cd04b74489a06cf94c6e1a60433cd64efbaff742b38384344f9d8e5b1e27b69",
-    "body_sha256": "d7c176cbd2489ae489e30471515dfd662990c8082c9b58ce727c12fb73b7f293",
+    "body_sha256": "d7c61a776599528942b578bc46b22579d4e9ae76321c7e1389aaa734e33c3134",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -351,6 +351,7 @@ class AttentionForward:
         workers: Int32,
         blocks: cute.Tensor,
         tile_map: cute.Tensor,
+        build_map: Int32,
         stream: cuda.CUstream,
     ):
         """TMA descriptors, shared-memory layouts, grid. Shapes and units: the module's docstring."""
@@ -399,16 +400,19 @@ class AttentionForward:
         kv_heads = Int32(cutlass.min(Int64(self.plan.l2_group_bytes) // kv_head_bytes, Int64(heads)))
         group_heads = cutlass.max(kv_heads, 1) * (cute.size(mQ, mode=[2]) // cute.size(mK, mode=[2]))
         n_blocks = cute.ceil_div(cute.size(mK, mode=[0]), self.tile_n)
-        # ---- mask: the tile map, made first ----
+        # ---- mask: the tile map, made first, unless the caller kept it ----
         maps, map_tiles = cute.size(mQ, mode=[3]) * cute.size(mQ, mode=[2]), self.map_tiles
         map_words = maps * m_blocks * cute.ceil_div(n_blocks, 32)
         map_tiles.set_name_prefix(ATTN_META["kernel_id"] + "_map", remove_cutlass_symbol=True, keep_mangled_name=False)
-        map_tiles(
-            Int32(cute.size(mQ, mode=[0])), Int32(cute.size(mK, mode=[0])), Int32(cute.size(mQ, mode=[2])),
-            Int32(cute.size(mK, mode=[2])), Int32(cute.size(mQ, mode=[3])),
-            blocks,
-            tile_map,
-        ).launch(grid=[cute.ceil_div(map_words, MAP_WARPS), 1, 1], block=[32 * MAP_WARPS, 1, 1], stream=stream)
+        if build_map != 0:
+            map_tiles(
+                Int32(cute.size(mQ, mode=[0])), Int32(cute.size(mK, mode=[0])), Int32(cute.size(mQ, mode=[2])),
+                Int32(cute.size(mK, mode=[2])), Int32(cute.size(mQ, mode=[3])),
+                blocks,
+                tile_map,
+            ).launch(
+                grid=[cute.ceil_div(map_words, MAP_WARPS), 1, 1], block=[32 * MAP_WARPS, 1, 1], stream=stream
+            )
         kernel = self.kernel
         kernel.set_name_prefix(ATTN_META["kernel_id"], remove_cutlass_symbol=True, keep_mangled_name=False)
         kernel(
@@ -1040,11 +1044,12 @@ class AttentionForward:
 def compile_plan(index=0, options=""):
     """Compile PLANS[index] for sm_90a; no GPU is needed. Returns a TVM-FFI function of torch tensors,
 
-        f(q, k, v, o, lse, tile_counter, softmax_scale, workers, blocks, tile_map)
+        f(q, k, v, o, lse, tile_counter, softmax_scale, workers, blocks, tile_map, build_map)
 
     that launches on torch's current stream. `tile_counter`: int32 [1], zero, one for each launch in flight (it is left
     zero). `workers`: at most this many CTAs, normally the number of SMs.
-    `tile_map`: int32 words for the bits of all tiles, see `arguments`; what they hold does not matter.
+    `tile_map`: int32 words for the bits of all tiles, see `arguments`; `build_map`: 0 where they hold what a call
+    of the same tensors, scalars and lengths left there, else 1.
     """
     batch = cute.sym_int(symbol="batch")
     seqlen_q = cute.sym_int(symbol="seqlen_q")
@@ -1074,6 +1079,7 @@ def compile_plan(index=0, options=""):
         Int32(1),
         plain_tensor(Boolean, batch, heads_q, dim_blocks_q, dim_blocks_kv),
         plain_tensor(Int32, cute.sym_int(symbol="map_words")),
+        Int32(1),
         make_fake_stream(use_tvm_ffi_env_stream=True),
         options=f"--enable-tvm-ffi --gpu-arch sm_90a {options}",
     )
@@ -1160,7 +1166,7 @@ def arguments(torch, q, k, v, extra, softmax_scale):
     m_blocks = max(-(-seqlen_q // plan["tile_m"]) for plan in tiles)
     n_blocks = max(-(-seqlen_kv // plan["tile_n"]) for plan in tiles)
     words = batch * heads_q * (2 * m_blocks * -(-n_blocks // 32))
-    extra = (*extra, torch.empty(words, dtype=torch.int32, device=q.device))
+    extra = (*extra, torch.empty(words, dtype=torch.int32, device=q.device), 1)
     return q, k, v, o, lse, tile_counter, softmax_scale, workers, *extra
 
 

@@ -62,7 +62,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0903924f07108d85fb9619611fb53d9f68161226a764665a96de6a84560fea71",
-    "body_sha256": "2cc9ca15ce3704c853325d5053d9694580a75772fdb18432f6e19210a9598a8f",
+    "body_sha256": "302219c83b57b417cc5fbbeef810ee7573b2a727097145df685cf48c1bd14025",
     "layout": "varlen",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -492,6 +492,12 @@ class AttentionBackward:
         of_head = tensor[None, None, h, FAR, start + count]
         return cute.domain_offset((FAR - count, 0), of_head)
 
+    def statistics_from(self, p, tensor, start):
+        """(sequence, head, row) of numbers like an LSE, from row `start` on; the first axis has stride 0."""
+        heads, row = tensor.stride
+        rows = cute.make_layout((p.sequences, *tensor.shape), stride=(0, heads, row))
+        return cute.make_tensor(tensor.iterator + Int64(start) * row, rows)
+
     # ---- schedule: which sequence ------------------------------------------------------------------------------------
 
     def extents(self, p, b):
@@ -564,12 +570,6 @@ class AttentionBackward:
         rows = cute.make_layout((*tensor.shape, p.sequences), stride=(*tensor.stride, 0))
         return cute.make_tensor(part.iterator, rows)
 
-    def statistics_from(self, p, tensor, start):
-        """(sequence, head, row) of an LSE, from row `start` on; the first axis has stride 0."""
-        heads, row = tensor.stride
-        rows = cute.make_layout((p.sequences, *tensor.shape), stride=(0, heads, row))
-        return cute.make_tensor(tensor.iterator + Int64(start) * row, rows)
-
     def smem_layout(self, rows, columns, stages, swizzled=None):
         """Row-major tiles (a row is a query or a key) in the widest swizzle that divides the row, or `swizzled`."""
         kind = sm90.get_smem_layout_atom(LayoutEnum.ROW_MAJOR, ELEMENT, columns if swizzled is None else swizzled)
@@ -639,9 +639,10 @@ class AttentionBackward:
             cu_seqlens_q=cu_seqlens_q,
             cu_seqlens_kv=cu_seqlens_kv,
         )
-        head, batch_idx, row_0, (start_q, _, rows, _, _, _) = self.query_tile(p, tile)
+        head, batch_idx, row_0, parts = self.query_tile(p, tile)
+        rows = parts[2]
         seqlen_q = cutlass.max(rows, 1)  # one that is there is loaded where there is none
-        start_q = cutlass.min(start_q, p.total_q - 1)
+        start_q = cutlass.min(parts[0], p.total_q - 1)
         mO, mdO = self.from_row(p, mO, start_q), self.from_row(p, mdO, start_q)
         mLSE, mdLSE = self.statistics_from(p, mLSE, start_q), self.statistics_from(p, mdLSE, start_q)
         lanes = 8  # threads that share `passes` rows, eight elements of each
@@ -649,6 +650,7 @@ class AttentionBackward:
         column, r_0 = tidx % lanes, tidx // lanes * passes
         # Every load is issued before the first is used. No branch: who has no row or column loads the last one again.
         last_row, last_column = cutlass.min(self.tile_m, seqlen_q - row_0) - 1, 64 // 8 - 1
+        last_there = select(rows > 0, last_row, -1)
         frag_o = cute.make_rmem_tensor((8, passes), ELEMENT)
         frag_do = cute.make_rmem_tensor((8, passes), ELEMENT)
         for i in cutlass.range_constexpr(passes):
@@ -680,8 +682,7 @@ class AttentionBackward:
             for shift in cutlass.range_constexpr(lanes.bit_length() - 1):
                 total = total + cute.arch.shuffle_sync_bfly(total, offset=1 << shift)
             delta = select(column == i, total, delta)
-        keeps = (r <= last_row) & (lse != NEG_INF)
-        keeps = keeps & (rows > 0)
+        keeps = (r <= last_there) & (lse != NEG_INF)
         lse_log2, delta = select(keeps, lse * LOG2E, Float32.inf), select(keeps, delta - dlse, 0.0)
         lse_at, delta_at = self.row_statistics(workspace, q_tiles, tile)
         gLSE = cute.make_tensor(lse_at, cute.make_layout(self.tile_m))
@@ -1478,7 +1479,7 @@ TOLERANCE = 1e-2  # P and O are rounded to 16 bits, which costs about 3e-3
 PACKED_AXES = ()
 
 
-def reference(torch, q, k, v, softmax_scale, *extra, share_only=False):
+def reference(torch, q, k, v, softmax_scale, *extra, **what):
     """`one_sequence` of each sequence, put together in the kernel's shapes; the share is of the longest one's pairs."""
     first = 1
     scalars, lengths, captured = extra[:first], [x.tolist() for x in extra[first : first + 2]], extra[first + 2 :]
@@ -1492,10 +1493,10 @@ def reference(torch, q, k, v, softmax_scale, *extra, share_only=False):
             for axis, side in axes:
                 part = (rows, keys)[side]
                 own[i] = own[i].narrow(axis, part.start, part.stop - part.start)
-        result = one_sequence(torch, *operands, softmax_scale, n, batch, *scalars, *own, share_only=share_only)
+        result = one_sequence(torch, *operands, softmax_scale, n, batch, *scalars, *own, **what)
         pairs = operands[0].shape[1] * operands[1].shape[1]
         longest = max(longest, pairs)
-        if share_only:
+        if isinstance(result, float):
             kept += result * pairs
             continue
         o, lse, share = result
@@ -1503,7 +1504,7 @@ def reference(torch, q, k, v, softmax_scale, *extra, share_only=False):
         outs.append(o[0])
         lses.append(lse[0])
     share = kept / (batch * longest)
-    return share if share_only else (torch.cat(outs), torch.cat(lses, 1), share)
+    return (torch.cat(outs), torch.cat(lses, 1), share) if outs else share
 
 
 def one_sequence(

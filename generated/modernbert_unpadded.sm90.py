@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0903924f07108d85fb9619611fb53d9f68161226a764665a96de6a84560fea71",
-    "body_sha256": "c5a99fa6231f6684c65d3d0e6a57572b78e4033c9c564f23bd8063217a6edb23",
+    "body_sha256": "63708aa382f1334398de9ff1c3fbe6078161d9a14963db7e081cefe17fdbf77d",
     "layout": "varlen",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -292,7 +292,8 @@ class AttentionForward:
         stream: cuda.CUstream,
     ):
         """TMA descriptors, shared-memory layouts, grid. Shapes and units: the module's docstring."""
-        mQ, mK, mV, mO = [self.ragged(self.heads_last(x)) for x in (q, k, v, o)]
+        mQ, mK, mV = [self.ragged(self.heads_last(x)) for x in (q, k, v)]
+        mO = self.ragged(self.heads_last(o))
         # Q and O: a slice of 64 rows for each warpgroup; K and V: a tile for each stage.
         layout_q = self.smem_layout(64, HEAD_DIM_QK, self.warpgroups)
         layout_k = self.smem_layout(self.tile_n, HEAD_DIM_QK, self.kv_stages)
@@ -389,6 +390,12 @@ class AttentionForward:
         """(rows, head_dim) of one head of a `ragged` tensor: `count` rows from `start` of sequence b."""
         of_head = tensor[None, None, h, FAR, start + count]
         return cute.domain_offset((FAR - count, 0), of_head)
+
+    def statistics_from(self, p, tensor, start):
+        """(sequence, head, row) of numbers like an LSE, from row `start` on; the first axis has stride 0."""
+        heads, row = tensor.stride
+        rows = cute.make_layout((p.sequences, *tensor.shape), stride=(0, heads, row))
+        return cute.make_tensor(tensor.iterator + Int64(start) * row, rows)
 
     def smem_layout(self, rows, columns, stages):
         """Row-major tiles (a row is a query or a key) in the widest swizzle that divides the row."""
@@ -590,9 +597,7 @@ class AttentionForward:
         own.start_q, own.rows_q, own.seqlen_q = start_q, rows_q, seqlen_q
         own.start_kv, own.seqlen_kv = start_kv, seqlen_kv
         own.n_blocks = cutlass.max(cute.ceil_div(seqlen_kv, self.tile_n), 1)
-        heads, row = p.mLSE.stride
-        rows = cute.make_layout((1, p.heads_q, cutlass.max(rows_q, 1)), stride=(0, heads, row))
-        own.mLSE = cute.make_tensor(p.mLSE.iterator + Int64(start_q) * row, rows)
+        own.mLSE = self.statistics_from(p, p.mLSE, start_q)
         return own
 
     # ---- mask: abs(q_pos - kv_idx) <= half (clause 'mask') ----
@@ -1007,7 +1012,7 @@ class AttentionForward:
             o_factor.append(select(total == 0.0, 0.0, cute.arch.rcp_approx(total)))
             lse = select(total == 0.0, NEG_INF, (w.row_ref[r] + cute.math.log2(total, fastmath=True)) * LN2)
             if w.lane % 4 == 0 and w.q_idx[r] < p.rows_q:
-                p.mLSE[0, w.h, w.q_idx[r]] = select(w.q_idx[r] < p.seqlen_q, lse, NEG_INF)
+                p.mLSE[w.b, w.h, w.q_idx[r]] = select(w.q_idx[r] < p.seqlen_q, lse, NEG_INF)
         return o_factor
 
     @cute.jit
@@ -1101,7 +1106,7 @@ TOLERANCE = 1e-2  # P and O are rounded to 16 bits, which costs about 3e-3
 PACKED_AXES = ()
 
 
-def reference(torch, q, k, v, softmax_scale, *extra, share_only=False):
+def reference(torch, q, k, v, softmax_scale, *extra, **what):
     """`one_sequence` of each sequence, put together in the kernel's shapes; the share is of the longest one's pairs."""
     first = 1
     scalars, lengths, captured = extra[:first], [x.tolist() for x in extra[first : first + 2]], extra[first + 2 :]
@@ -1115,10 +1120,10 @@ def reference(torch, q, k, v, softmax_scale, *extra, share_only=False):
             for axis, side in axes:
                 part = (rows, keys)[side]
                 own[i] = own[i].narrow(axis, part.start, part.stop - part.start)
-        result = one_sequence(torch, *operands, softmax_scale, n, batch, *scalars, *own, share_only=share_only)
+        result = one_sequence(torch, *operands, softmax_scale, n, batch, *scalars, *own, **what)
         pairs = operands[0].shape[1] * operands[1].shape[1]
         longest = max(longest, pairs)
-        if share_only:
+        if isinstance(result, float):
             kept += result * pairs
             continue
         o, lse, share = result
@@ -1126,7 +1131,7 @@ def reference(torch, q, k, v, softmax_scale, *extra, share_only=False):
         outs.append(o[0])
         lses.append(lse[0])
     share = kept / (batch * longest)
-    return share if share_only else (torch.cat(outs), torch.cat(lses, 1), share)
+    return (torch.cat(outs), torch.cat(lses, 1), share) if outs else share
 
 
 def one_sequence(

@@ -329,7 +329,6 @@ def _of_sequences(spec: AttentionSpec, args: tuple[Argument, ...]) -> dict[str, 
         "lengths": tuple(a for a in args if a.name in names),
         "packed": tuple(packed),
         "has_packed": bool(packed),
-        "has_packed_arguments": bool(packed),
     }
 
 

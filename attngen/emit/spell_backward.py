@@ -57,6 +57,7 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         sink=formula(printer, spec.sink if captured.sinks else None, "row"),
         **rows,
         row_arguments=common["arguments"] if rows["has_row_formulas"] else common["lengths"],
+        has_packed_arguments=bool(common["packed"]),
         packed_gains=captured.packed,
         packed_sums=captured.packed_sums,
         outputs=whole,

@@ -215,7 +215,6 @@ class CommonView:
     lengths: tuple[Argument, ...]
     packed: tuple[Packed, ...]
     has_packed: bool
-    has_packed_arguments: bool
     reference: str
     layout_note: str
     layout_modes: str
@@ -367,6 +366,7 @@ class BackwardView(CommonView):
     loaded_do: str
     last_there: str
     row_arguments: tuple[Argument, ...]
+    has_packed_arguments: bool
     packed_gains: tuple[Packed, ...]
     packed_sums: tuple[PackedSum, ...]
     frag_of_do: str

@@ -12,7 +12,7 @@ from attngen.diag.codes import CODES
 from attngen.diag.diagnostic import AttnError, Diagnostic
 from attngen.ir.plan import PlanSet
 from attngen.ir.spec import AttentionSpec, Branch, Segment, TensorDecl
-from attngen.ir.types import DType, Layout, Normalizer
+from attngen.ir.types import DType, Layout
 from attngen.passes.cost import launch_cycles
 from attngen.passes.mask_form import mask_form
 from attngen.passes.serves import why_not
@@ -234,7 +234,6 @@ GAPS: dict[str, tuple[AttentionSpec, str]] = {
         spec(d=64, dv=64, layout=Layout.PACKED_QKV, v_view_start=0),
         "layout packed_qkv with V as a view of K",
     ),
-    "varlen relu": (spec(layout=Layout.VARLEN, normalizer=Normalizer.RELU), "the relu normalizer in layout varlen"),
     "padded, its own name": (
         spec(layout=Layout.PADDED).replace(tensors=(TensorDecl(name="seqused_q", dtype=DType.I32, dims=("batch",)),)),
         "`seqused_q`, which layout padded has of its own,",
