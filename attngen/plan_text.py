@@ -155,7 +155,6 @@ def _plan(p: KernelPlan) -> Iterator[str]:
     ]
     yield (
         f"  loop       {', '.join(parts) or 'one loop'}; walk {m.walk}; a masked tile tests {m.test}"
-        + (", read once a row tile" if m.holds_limits else "")
         + ("; ranges of each warpgroup's own 64 rows" if m.ranges_per_warpgroup else "")
     )
     yield from map_lines(m, c.tile_m, c.tile_n)

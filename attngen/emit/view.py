@@ -86,10 +86,8 @@ class MaskView:
     has_interior: bool
     has_left_edge: bool
     per_warpgroup: bool
-    holds_limits: bool
     passes_left: bool
     interior_end: str
-    lower_from_column: str
     clauses: tuple[Bounds, ...]
     bindings: tuple[str, ...]
     rows: tuple[Clause, ...]

@@ -65,14 +65,12 @@ class MaskPlan(Node):
 
     form: MaskForm
     walk: Literal["interval", "runs", "map"]
-    #: limits: compare the column with per-row bounds; elements: evaluate the mask expression.
+    #: limits: per-row bounds, held over the walk, as a bit for each column; elements: evaluate the mask expression.
     test: Literal["limits", "elements"]
     has_right_edge: bool
     has_interior: bool
     has_left_edge: bool
     ranges_per_warpgroup: bool
-    #: Per-row bounds are read from captured tensors: once a row tile, and held in registers, not again in every tile.
-    holds_limits: bool = False
     #: What a walk by map goes by.
     map: TileMap | None = None
 

@@ -11,7 +11,7 @@ from attngen.ir.plan import MaskPlan
 from attngen.ir.tables import Table
 from attngen.ir.tile_map import TileMap
 
-#: Interval tests cost two compares a clause; past this many the mask expression itself is cheaper.
+#: A bound is a register of each row, held over the walk; past this many clauses the mask expression itself is cheaper.
 MAX_LIMIT_CLAUSES = 3
 
 
@@ -73,7 +73,6 @@ def plan_mask(form: MaskForm, warpgroups: int, tile_map: TileMap | None = None) 
             has_interior=True,
             has_left_edge=lower,
             ranges_per_warpgroup=False,
-            holds_limits=bool(loaded_limits(form)),
             map=tile_map,
         )
     return MaskPlan(
@@ -84,5 +83,4 @@ def plan_mask(form: MaskForm, warpgroups: int, tile_map: TileMap | None = None) 
         has_interior=interior,
         has_left_edge=lower and interior,
         ranges_per_warpgroup=one and warpgroups > 1 and (edge or lower),
-        holds_limits=bool(loaded_limits(form)),
     )
