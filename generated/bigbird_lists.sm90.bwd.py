@@ -54,7 +54,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "bigbird_lists_bwd_sm_90_1c79447e",
+    "kernel_id": "bigbird_lists_bwd_sm_90_dacc1314",
     "name": "bigbird_lists",
     "direction": "backward",
     "target": "sm_90a",

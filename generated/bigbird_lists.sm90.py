@@ -47,13 +47,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "bigbird_lists_fwd_sm_90_2c212884",
+    "kernel_id": "bigbird_lists_fwd_sm_90_1e575f16",
     "name": "bigbird_lists",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0cd04b74489a06cf94c6e1a60433cd64efbaff742b38384344f9d8e5b1e27b69",
-    "body_sha256": "d7c61a776599528942b578bc46b22579d4e9ae76321c7e1389aaa734e33c3134",
+    "body_sha256": "42d0806d76efcdb54507db860cd2bce1826a72a01f59dbc294cb1956408e510a",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -774,7 +774,7 @@ class AttentionForward:
         warpgroup.wait_group(0)
         rings.k.release(i)
         self.finish_first(w, n_block, masked)
-        _, tile_sum = self.online_softmax(w, first=True, may_be_empty=True)
+        _, tile_sum = self.online_softmax(w, first=True)
         self.add_sums(w, tile_sum, first=True)
         self.pack_p(w)
 
@@ -803,7 +803,7 @@ class AttentionForward:
         rings.k.release(i)
         if masked:
             self.apply_mask(w, n_block)
-        vote, tile_sum = self.online_softmax(w, first=False, may_be_empty=masked)
+        vote, tile_sum = self.online_softmax(w, first=False)
         # Then O and the registers of the old P are free. ptxas hoists this wait among the exponentials: measured
         # better than holding it back.
         warpgroup.wait_group(0)
@@ -906,22 +906,21 @@ class AttentionForward:
     def start_rows(self, w, own):
         """First KV tile: its row maxima are the references."""
         for r in range(2):
-            w.row_ref[r] = quad_max(own[r]) * w.scale_log2
+            w.row_ref[r] = cute.arch.fmax(quad_max(own[r]) * w.scale_log2, LOWEST)
 
-    def grow_rows(self, w, own, may_be_empty):
+    def grow_rows(self, w, own):
         """Raise the references to the running maxima; sums follow at once, O by `w.o_scale` once its GEMM is done."""
         for r in range(2):
             grown = cute.arch.fmax(quad_max(own[r]) * w.scale_log2, w.row_ref[r])
-            finite = select(grown < LOWEST, 0.0, grown) if may_be_empty else grown
-            w.o_scale[r] = exp2(w.row_ref[r] - finite)
+            w.o_scale[r] = exp2(w.row_ref[r] - grown)
             w.row_ref[r] = grown
             w.row_sum[r] = w.row_sum[r] * w.o_scale[r]
 
     @cute.jit
-    def grow_rows_if(self, w, own_0: Float32, own_1: Float32, vote: Boolean, may_be_empty: cutlass.Constexpr):
+    def grow_rows_if(self, w, own_0: Float32, own_1: Float32, vote: Boolean):
         """`grow_rows`, skipped by warps that voted against it."""
         if vote:
-            self.grow_rows(w, [own_0, own_1], may_be_empty)
+            self.grow_rows(w, [own_0, own_1])
 
     @cute.jit
     def rescale_o_if(self, w, vote: Boolean):
@@ -929,14 +928,14 @@ class AttentionForward:
         if vote:
             self.rescale_o(w.acc_o, [w.o_scale[0], w.o_scale[1]])
 
-    def online_softmax(self, w, first, may_be_empty):
+    def online_softmax(self, w, first):
         """S -> P = 2**(S - reference) in place. Returns the vote on rescaling O and this thread's part of the row sums.
 
         A thread compares its own columns with the reference and the warp votes: no shuffle, no factor and no rescaling
         unless some row grew by more than 8 (P stays below 2**8). Exact: O, the sum and LSE use the same reference.
 
-        `first`: there is no reference yet. `may_be_empty`: a row may have kept nothing so far, and its reference -inf
-        must not reach an exponent, where -inf - -inf is NaN. Both are known while tracing.
+        `first`: there is no reference yet. A row that has kept nothing so far has LOWEST for one: with -inf, which its
+        scores are, the exponent of P would be -inf - -inf, NaN.
         """
         own = [self.row_max(w.acc_s, r) for r in range(2)]
         vote = None
@@ -945,10 +944,10 @@ class AttentionForward:
         else:
             grew = [fma(own[r], w.scale_log2, -w.row_ref[r]) > 8.0 for r in range(2)]
             vote = cute.arch.vote_any_sync(grew[0] | grew[1])
-            self.grow_rows_if(w, own[0], own[1], vote, may_be_empty)
+            self.grow_rows_if(w, own[0], own[1], vote)
         tile_sum = [None, None]
         for r in range(2):
-            ref = select(w.row_ref[r] < LOWEST, 0.0, w.row_ref[r]) if may_be_empty else w.row_ref[r]
+            ref = w.row_ref[r]
             sums = [None, None]
             for j in range(self.tile_n // 8):
                 for e in range(2):

@@ -48,13 +48,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "full_fwd_sm_90_adadb57a",
+    "kernel_id": "full_fwd_sm_90_61abb781",
     "name": "full",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "09651213de96b580f596fbc7a13a3456037f4e96bf39347604d83fb769d2b5ac",
-    "body_sha256": "06cd82cbfeda5960de74ec8e0332ede3bad14d4ff782be28d73122859c4ca424",
+    "body_sha256": "d90ffd6431a8e6d7787e59ef9978f46832910b7faa8aec39427e7095f4a2a227",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -178,6 +178,24 @@ def as_operand_a(frag):
     (row, col, (pair, k)), (d_row, d_col, (d_pair, d_k)) = layout.shape[0], layout.stride[0]
     shape, stride = ((row, col, pair), layout.shape[1], k), ((d_row, d_col, d_pair), layout.stride[1], d_k)
     return cute.make_tensor(frag.iterator, cute.make_layout(shape, stride=stride))
+
+
+def columns_before(key, lane):
+    """How many of a thread's columns of an accumulator, 8 j + 2 (lane % 4) + e over all keys, lie before `key`."""
+    key = key - lane % 4 * 2
+    return held((key >> 3) * 2 + cutlass.min(key & 7, 2))
+
+
+def held(x):
+    """An int in a register: LLVM computes what is cheap again in each loop that reads it, this keeps it from that."""
+    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[x])
+
+
+def bits_from(n):
+    """The bits of a word from number n on: all of them where n is negative, none from 32 on."""
+    return cute.arch.inline_ptx(
+        "shl.b32 {$w0}, 0xffffffff, {$r0};", write_only_types=[Int32], read_only_args=[cutlass.max(n, 0)]
+    )
 
 
 def quad_max(x):
@@ -551,7 +569,7 @@ class AttentionForward:
         warpgroup.wait_group(0)
         rings.k.release(i)
         self.finish_first(w, n_block, masked)
-        _, tile_sum = self.online_softmax(w, first=True, may_be_empty=True)
+        _, tile_sum = self.online_softmax(w, first=True)
         self.add_sums(w, tile_sum, first=True)
         self.pack_p(w)
 
@@ -580,7 +598,7 @@ class AttentionForward:
         rings.k.release(i)
         if masked:
             self.apply_mask(w, n_block)
-        vote, tile_sum = self.online_softmax(w, first=False, may_be_empty=masked)
+        vote, tile_sum = self.online_softmax(w, first=False)
         # Then O and the registers of the old P are free. ptxas hoists this wait among the exponentials: measured
         # better than holding it back.
         warpgroup.wait_group(0)
@@ -624,6 +642,7 @@ class AttentionForward:
             b=b,
             h=h,
             q_idx=[row, row + 8],
+            limits=[self.row_columns(p, b, h, row + x, lane) for x in (0, 8)],  # held over the walk
             lane=lane,
             turn=turn,
             mma_qk=t.mma_qk,
@@ -682,22 +701,21 @@ class AttentionForward:
     def start_rows(self, w, own):
         """First KV tile: its row maxima are the references."""
         for r in range(2):
-            w.row_ref[r] = quad_max(own[r]) * w.scale_log2
+            w.row_ref[r] = cute.arch.fmax(quad_max(own[r]) * w.scale_log2, LOWEST)
 
-    def grow_rows(self, w, own, may_be_empty):
+    def grow_rows(self, w, own):
         """Raise the references to the running maxima; sums follow at once, O by `w.o_scale` once its GEMM is done."""
         for r in range(2):
             grown = cute.arch.fmax(quad_max(own[r]) * w.scale_log2, w.row_ref[r])
-            finite = select(grown < LOWEST, 0.0, grown) if may_be_empty else grown
-            w.o_scale[r] = exp2(w.row_ref[r] - finite)
+            w.o_scale[r] = exp2(w.row_ref[r] - grown)
             w.row_ref[r] = grown
             w.row_sum[r] = w.row_sum[r] * w.o_scale[r]
 
     @cute.jit
-    def grow_rows_if(self, w, own_0: Float32, own_1: Float32, vote: Boolean, may_be_empty: cutlass.Constexpr):
+    def grow_rows_if(self, w, own_0: Float32, own_1: Float32, vote: Boolean):
         """`grow_rows`, skipped by warps that voted against it."""
         if vote:
-            self.grow_rows(w, [own_0, own_1], may_be_empty)
+            self.grow_rows(w, [own_0, own_1])
 
     @cute.jit
     def rescale_o_if(self, w, vote: Boolean):
@@ -705,14 +723,14 @@ class AttentionForward:
         if vote:
             self.rescale_o(w.acc_o, [w.o_scale[0], w.o_scale[1]])
 
-    def online_softmax(self, w, first, may_be_empty):
+    def online_softmax(self, w, first):
         """S -> P = 2**(S - reference) in place. Returns the vote on rescaling O and this thread's part of the row sums.
 
         A thread compares its own columns with the reference and the warp votes: no shuffle, no factor and no rescaling
         unless some row grew by more than 8 (P stays below 2**8). Exact: O, the sum and LSE use the same reference.
 
-        `first`: there is no reference yet. `may_be_empty`: a row may have kept nothing so far, and its reference -inf
-        must not reach an exponent, where -inf - -inf is NaN. Both are known while tracing.
+        `first`: there is no reference yet. A row that has kept nothing so far has LOWEST for one: with -inf, which its
+        scores are, the exponent of P would be -inf - -inf, NaN.
         """
         own = [self.row_max(w.acc_s, r) for r in range(2)]
         vote = None
@@ -721,10 +739,10 @@ class AttentionForward:
         else:
             grew = [fma(own[r], w.scale_log2, -w.row_ref[r]) > 8.0 for r in range(2)]
             vote = cute.arch.vote_any_sync(grew[0] | grew[1])
-            self.grow_rows_if(w, own[0], own[1], vote, may_be_empty)
+            self.grow_rows_if(w, own[0], own[1], vote)
         tile_sum = [None, None]
         for r in range(2):
-            ref = select(w.row_ref[r] < LOWEST, 0.0, w.row_ref[r]) if may_be_empty else w.row_ref[r]
+            ref = w.row_ref[r]
             sums = [None, None]
             for j in range(self.tile_n // 8):
                 for e in range(2):
@@ -765,28 +783,30 @@ class AttentionForward:
             (0, seqlen_kv),
         )
 
+    def row_columns(self, p, b, h, q_idx, lane):
+        """`row_limits` as numbers of this thread's columns: how many of them, of all tiles, lie before each."""
+        return [
+            (lower, columns_before(cutlass.min(upper, p.seqlen_kv), lane))
+            for lower, upper in self.row_limits(p, b, h, q_idx)
+        ]
+
     def apply_mask(self, w, n_block):
         """S = -inf where the mask drops the pair or the key lies past the end."""
-        p = w.p
-        kv_0 = n_block * self.tile_n + (w.lane % 4) * 2
+        column_0 = n_block * (self.tile_n // 4)
         for r in range(2):
-            limits = [
-                (lower, cutlass.min(upper, p.seqlen_kv) - kv_0)
-                for lower, upper in self.row_limits(p, w.b, w.h, w.q_idx[r])
-            ]
-            for j in range(self.tile_n // 8):
-                for e in range(2):
-                    column, i = 8 * j + e, e + 2 * r + 4 * j
-                    keep = self.inside(limits, column)
-                    w.acc_s[i] = select(keep, w.acc_s[i], NEG_INF)
+            for first in range(0, self.tile_n // 4, 32):
+                kept = self.kept_columns(w.limits[r], column_0 + first)
+                for k in range(first, min(first + 32, self.tile_n // 4)):
+                    i = k % 2 + 2 * r + 4 * (k // 2)
+                    w.acc_s[i] = select(((kept >> (k - first)) & 1) != 0, w.acc_s[i], NEG_INF)
 
-    def inside(self, limits, column):
-        """Whether some clause keeps this column."""
-        keep = None
+    def kept_columns(self, limits, first):
+        """Which of a thread's 32 columns from `first` on some clause keeps, a bit for each."""
+        kept = None
         for lower, upper in limits:
-            test = upper > column
-            keep = test if keep is None else keep | test
-        return keep
+            inside = ~bits_from(upper - first)
+            kept = inside if kept is None else kept | inside
+        return kept
 
     # ---- compute: end of a row tile, LSE from registers, O through shared memory ---------------------------------
 

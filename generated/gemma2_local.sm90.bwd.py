@@ -57,7 +57,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "gemma2_local_bwd_sm_90_41f4422d",
+    "kernel_id": "gemma2_local_bwd_sm_90_ef05f39d",
     "name": "gemma2_local",
     "direction": "backward",
     "target": "sm_90a",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attngen.ir.expr import Apply, Atom, Load, walk
+from attngen.ir.expr import Atom
 from attngen.ir.plan import ComputePlan, Cost, KernelPlan, LaunchPlan, MaskPlan, MemoryPlan, Rescale, SchedulePlan
 from attngen.ir.spec import AttentionSpec
 from attngen.passes.mask_form import mask_form
@@ -14,15 +14,12 @@ def make_plan(
     tile_n: int = 80,
     *,
     rescale: Rescale = Rescale.ON_GROWTH,
-    guard_interior: bool | None = None,
     test: str | None = None,
     ranges_per_warpgroup: bool | None = None,
 ) -> KernelPlan:
     """A plan of `spec` with the given tile; what stays None follows from the spec."""
     form = mask_form(spec)
     score = not isinstance(spec.score, Atom)
-    risky = ("div", "log", "log2")
-    infinite = any(isinstance(n, Load) or (isinstance(n, Apply) and n.fn in risky) for n in walk(spec.score))
     one = len(form.clauses) == 1
     return KernelPlan(
         name=f"{tile_m}x{tile_n}",
@@ -30,7 +27,7 @@ def make_plan(
             dtype=spec.dtype, tile_m=tile_m, tile_n=tile_n, warpgroups=tile_m // 64,
             head_dim_qk=spec.head_dim_qk, head_dim_v=spec.head_dim_v,
             head_dim_qk_padded=-(-spec.head_dim_qk // 16) * 16, head_dim_v_padded=-(-spec.head_dim_v // 16) * 16,
-            rescale=rescale, guard_interior=infinite if guard_interior is None else guard_interior, has_score=score,
+            rescale=rescale, has_score=score,
         ),
         mask=MaskPlan(
             form=form, walk="interval" if one else "runs", test=test or ("limits" if form.is_exact else "elements"),

@@ -299,7 +299,6 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         sink=sink,
         has_epilogue=has_epilogue,
         epilogue=epilogue,
-        step_may_be_empty="True" if c.guard_interior else "masked",
         finish_first_note="Score and mask of the first tile." if c.has_score else "Mask of the first tile.",
         pingpong=first.schedule.pingpong,
         rescale_on_growth=c.rescale is Rescale.ON_GROWTH,

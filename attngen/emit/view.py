@@ -254,7 +254,6 @@ class KernelView(CommonView):
     tma_atoms: str
     plans: tuple[PlanView, ...]
     lowest: str
-    step_may_be_empty: str
     finish_first_note: str
     pingpong: bool
     rescale_on_growth: bool

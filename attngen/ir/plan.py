@@ -52,8 +52,6 @@ class ComputePlan(Node):
     head_dim_qk_padded: int
     head_dim_v_padded: int
     rescale: Rescale
-    #: A score may be -inf where the mask keeps it (a bias tensor, log): guard the reference in unmasked tiles too.
-    guard_interior: bool
     #: Scores beyond scaling: evaluated element by element.
     has_score: bool
     #: Registers that expressions evaluated element by element take beside the fragments (coordinates, loads in flight).

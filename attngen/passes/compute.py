@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from attngen.ir.base import Node
-from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, atoms_of, walk
+from attngen.ir.expr import Atom, Expr, Load, Param, atoms_of, walk
 from attngen.ir.forms import MaskForm
 from attngen.ir.plan import ComputePlan, Rescale
 from attngen.ir.score import COLUMN, KV_0, LOAD, RAW, SCALE, ScoreForm
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.types import Normalizer, Type
+from attngen.ir.types import Normalizer
 from attngen.passes.base import Reject
 from attngen.passes.mask_plan import element_test, loaded_limits
 from attngen.passes.score_form import ONE, score_form
@@ -18,9 +18,6 @@ from attngen.targets import sm90
 
 #: Row and column numbers, and intermediate values of one element.
 COORDINATE_REGISTERS = 8
-#: A constant from here on may push a score out of the range that the softmax resolves (see templates/prim/softmax).
-LARGE = 2.0**24
-_UNBOUNDED = frozenset({"div", "log", "log2", "exp"})
 #: Bounds of one clause of a union and its share of the run's state (fitted to compiled kernels: less spills).
 WALK_REGISTERS = 8
 #: A param, or a captured value that does not move with the column, with what is derived from it; two warpgroups have
@@ -47,23 +44,6 @@ class Candidate(Node):
 def padded(head_dim: int) -> int:
     """Head dimension in shared memory and MMA: the next multiple of 16, WGMMA's k step."""
     return -(-head_dim // 16) * 16
-
-
-def may_be_infinite(score: Expr) -> bool:
-    """Whether a kept score could be -inf, or as good as that (`LARGE`).
-
-    It loads captured floats, divides, takes a logarithm or an exponential, or adds a param or a large constant.
-    """
-    if isinstance(score, Param):
-        return score.type is not Type.BOOL
-    if isinstance(score, Const):
-        return abs(score.value) >= LARGE
-    if isinstance(score, Load):
-        return score.type is Type.FLOAT
-    if not isinstance(score, Apply):
-        return False
-    values = score.args[1:] if score.fn == "where" else score.args
-    return score.fn in _UNBOUNDED or (score.type is not Type.BOOL and any(may_be_infinite(a) for a in values))
 
 
 def fragment_registers(candidate: Candidate, head_dim_v: int, expressions: int) -> int:
@@ -175,7 +155,6 @@ def plan_compute(spec: AttentionSpec, form: MaskForm, candidate: Candidate) -> C
         head_dim_qk_padded=padded(spec.head_dim_qk),
         head_dim_v_padded=padded(spec.head_dim_v),
         rescale=Rescale.ON_GROWTH if softmax else Rescale.NEVER,
-        guard_interior=score and softmax and may_be_infinite(spec.score),
         has_score=score,
         expression_registers=expressions,
     )

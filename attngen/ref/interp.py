@@ -195,8 +195,7 @@ class _Execution:
         s = s * LOG2_E
         if tile.masked:
             s = torch.where(keep, s, torch.full_like(s, -torch.inf))
-        guard = tile.masked or self.plan.compute.guard_interior or self.plan.compute.rescale is Rescale.NEVER
-        return self.softmax(state, s, self.keys(self.part.v, g, start), guard)
+        return self.softmax(state, s, self.keys(self.part.v, g, start))
 
     def kept(self, env: Mapping[str, Tensor], exists: Tensor) -> Tensor:
         """The element test of masked tiles: per-row limits of each clause, or the mask expression."""
@@ -215,7 +214,7 @@ class _Execution:
             keep = keep | inside
         return keep
 
-    def softmax(self, state: _State, s: Tensor, v: Tensor, guard: bool) -> _State:
+    def softmax(self, state: _State, s: Tensor, v: Tensor) -> _State:
         """Online softmax: the reference moves at every tile (ALWAYS), or in warps where a row grew past the limit."""
         top = torch.maximum(state.reference, s.amax(-1, keepdim=True))
         if self.plan.compute.rescale is Rescale.ON_GROWTH:
@@ -225,7 +224,7 @@ class _Execution:
             moved = warps.expand(b, h, rows // WARP_ROWS, WARP_ROWS, 1).reshape(grown.shape)
             top = torch.where(moved, top, state.reference)
         zero = torch.zeros_like(top)
-        reference = torch.where(top == -torch.inf, zero, top) if guard else top
+        reference = torch.where(top == -torch.inf, zero, top)
         # a row without a reference has nothing to rescale
         shrink = torch.where(state.reference == -torch.inf, zero, (state.reference - reference).exp2())
         p = (s - reference).exp2()

@@ -54,7 +54,6 @@ def set_faults(plan_set: PlanSet) -> list[str]:
             p.memory.o_in_q,
             p.schedule.pingpong,
             p.mask.model_dump_json(exclude={"form"}),
-            p.compute.guard_interior,
             p.compute.rescale,
             p.compute.has_score,
         )

@@ -63,6 +63,9 @@ SCORES: dict[str, tuple[str, dict[str, Any]]] = {
         "normalizer = relu\n  tensor x: f32[heads_q, 16]\n"
         f"  score = s + x[h, min(int(log2(1.0 + abs(q_pos - kv_idx))), 15)]\n  {CAUSAL}", {},
     ),
+    "as good as nothing before": ("score = s if kv_idx < 20 else -3.4e38", {}),
+    "below any reference before": ("score = s if kv_idx < 20 else -1e30", {}),
+    "nothing before": ("score = s + log(1.0 if kv_idx < 20 else 0.0)", {}),
     "no product": ("tensor r: f32[seqlen_q]\n  score = r[q_idx]", {}),
     "capped bias": (
         "tensor bias: bf16[batch, heads_q, seqlen_q, seqlen_kv]\n  param cap: float = 4.0\n"

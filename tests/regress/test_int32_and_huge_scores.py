@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from builders import CAUSAL, FIRST, FLAG_K, QP, START, K, Q, S, f, param, positions, spec, x
+from builders import CAUSAL, FIRST, FLAG_K, QP, START, K, Q, S, f, param, positions, spec
 
 from attngen.api import compile
 from attngen.emit.spell import _row_clause
@@ -12,7 +12,6 @@ from attngen.ir.expr import Apply, Const, Load
 from attngen.ir.functions import FUNCTIONS
 from attngen.ir.spec import ParamDecl
 from attngen.ir.types import Type
-from attngen.passes.compute import may_be_infinite
 from attngen.passes.facts import facts_of
 from attngen.passes.mask_form import mask_form
 from attngen.ref.evaluate import evaluate
@@ -68,22 +67,8 @@ def test_limits_less_a_column_stay_in_int32(name, extreme):
 
 def test_limits_of_common_masks_are_not_clamped():
     for mask in (CAUSAL, CAUSAL & (param("window") > Q - K)):
-        assert "cutlass.max(q_" not in compile(spec(mask, d=64)).text.split("def row_limits")[1].split("def inside")[0]
-
-
-@pytest.mark.parametrize(
-    ("score", "infinite"),
-    [
-        (f("where", FLAG_K, S, -3.4e38), True),
-        (f("where", FLAG_K, S, -1e30), True),
-        (S + param("cap", Type.FLOAT), True),
-        (S - f("exp", S), True),
-        (f("where", param("window") > K, S, -100.0), False),
-    ],
-)
-def test_scores_as_good_as_infinite_are_guarded(score, infinite):
-    """-3.4e38 times log2(e) is -inf: a row that had kept nothing else turned NaN in an unmasked tile."""
-    assert may_be_infinite(x(score).e) is infinite
+        limits = compile(spec(mask, d=64)).text.split("def row_limits")[1].split("def row_columns")[0]
+        assert "cutlass.max(q_" not in limits
 
 
 @pytest.mark.parametrize(("dtype", "lowest"), [("bf16", "-(2.0**31)"), ("fp16", "-(2.0**27)")])
@@ -91,7 +76,7 @@ def test_a_reference_that_fp32_does_not_resolve_is_none(dtype, lowest):
     """All scores of a row at -1e30: `s * log2(e) - reference` was 1e22, P infinite and the row NaN."""
     text = compile(spec(score=f("where", FLAG_K, S, -1e30), tensors=("flag",), d=64), dtype=dtype).text
     assert f"\nLOWEST = {lowest}" in text
-    assert "select(w.row_ref[r] < LOWEST, 0.0, w.row_ref[r])" in text and "select(grown < LOWEST, 0.0, grown)" in text
+    assert "w.row_ref[r] = cute.arch.fmax(quad_max(own[r]) * w.scale_log2, LOWEST)" in text
 
 
 ROWS = {

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from builders import CAUSAL, FLAG_K, MASKS, QP, B, H, K, Q, S, W, f, load, param, spec, x
+from builders import CAUSAL, FLAG_K, MASKS, QP, B, H, K, Q, S, W, f, load, spec
 from cases import ALL_MASKS
 
 from attngen.ir.plan import ComputePlan, MaskPlan, MemoryPlan, Rescale
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.types import DType, Type
+from attngen.ir.types import DType
 from attngen.passes.base import Reject
 from attngen.passes.compute import (
     CAPTURED_REGISTERS,
@@ -17,7 +17,6 @@ from attngen.passes.compute import (
     Candidate,
     expression_registers,
     fragment_registers,
-    may_be_infinite,
     padded,
     plan_compute,
     walk_registers,
@@ -70,7 +69,7 @@ def test_compute_fixes_the_mma() -> None:
     c = computed(72, 40, 3, 96)
     assert (c.tile_m, c.tile_n, c.warpgroups) == (192, 96, 3)
     assert (c.head_dim_qk, c.head_dim_v, c.head_dim_qk_padded, c.head_dim_v_padded) == (72, 40, 80, 48)
-    assert c.rescale is Rescale.ON_GROWTH and not c.has_score and not c.guard_interior
+    assert c.rescale is Rescale.ON_GROWTH and not c.has_score
 
 
 def test_registers_of_the_fragments() -> None:
@@ -120,25 +119,6 @@ def test_elementwise_masks_hold_registers_as_scores_do() -> None:
         n: computed(64, tile_n=64, mask=m, tensors=("flag", "row_flag")).expression_registers for n, m in masks.items()
     }
     assert held["causal"] == 0 < held["dilated"] < held["longformer"]
-
-
-@pytest.mark.parametrize(
-    ("score", "infinite"),
-    [
-        (S, False),
-        (f("tanh", S) * 2.0, False),
-        (S + Q, False),
-        (S + BIAS, True),
-        (S / param("cap", Type.FLOAT), True),
-        (S + f("log", f("float", Q)), True),
-        (f("log2", S), True),
-        (S + f("where", FLAG_K, 1.0, 0.0), False),
-        (S + f("float", load("doc", B, K)), False),
-    ],
-)
-def test_which_scores_may_be_infinite(score: object, infinite: bool) -> None:
-    assert may_be_infinite(x(score).e) is infinite
-    assert computed(64, tile_n=64, score=score, tensors=("bias", "doc", "flag")).guard_interior is infinite
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
