@@ -492,7 +492,8 @@ def test_every_synchronising_line_is_needed(name: str) -> None:
     """Remove each statement that synchronises, one at a time: the ledger misses every one of them."""
     text, plans = emitted(name)
     tree = ast.parse(text)
-    bodies = [b for n in ast.walk(tree) for b in (getattr(n, "body", None), getattr(n, "orelse", None)) if type(b) is list]
+    fields = (getattr(n, name, None) for n in ast.walk(tree) for name in ("body", "orelse"))
+    bodies = [b for b in fields if type(b) is list]
     calls = [
         (body, at, n) for body in bodies for at, n in enumerate(body)
         if isinstance(n, ast.Expr | ast.Assign) and isinstance(n.value, ast.Call) and event(n.value)
