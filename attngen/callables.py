@@ -30,7 +30,7 @@ def callable_of(
     """The attention of a spec: by one kernel or several, behind a front where a call's arguments are others; without a
     kernel for what it means, the reference, unless a GPU waits for a kernel.
     """
-    from attngen.jit.kernel import portable_json
+    from attngen.jit.identity import portable_json
     from attngen.passes.parts import is_composed, kernel_spec, parts
     from attngen.passes.selected import is_selected
     from attngen.passes.serves import why_not
@@ -70,7 +70,7 @@ def callable_of(
 def _attention(
     spec: AttentionSpec, target: str, cache: Any, progress: Callable[[str, int, int], None] | None = None
 ) -> Attention:
-    from attngen.jit.kernel import portable_json
+    from attngen.jit.identity import portable_json
     from attngen.jit.sources import recall, remember
     from attngen.jit.unnormalized import kind_of
     from attngen.plan_text import describe

@@ -6,7 +6,6 @@ tensors, other dtypes, autocast, tracing, `check`) goes the general way.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,24 +19,28 @@ from attngen.ir.plan import KernelPlan, PlanSet
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout
 from attngen.jit import autograd, contract, ops
-from attngen.jit.backward import Backward
 from attngen.jit.cache import KernelCache
 from attngen.jit.device import has_gpu
-from attngen.jit.launch import Launcher, Ready
+from attngen.jit.identity import handle_of
+from attngen.jit.launch import Ready
 from attngen.jit.load import Loaded, Progress, load
-from attngen.jit.named import TORCH_DTYPE, Binder
-from attngen.jit.tables import TableBinder, TableLauncher, Tables
+from attngen.jit.modes import (
+    any_autocast,
+    dispatch_modes,
+    forward_ad,
+    functorch_level,
+    grad_enabled,
+    is_dual,
+    is_dynamo,
+)
+from attngen.jit.named import TORCH_DTYPE
+from attngen.jit.serving import serving_of
+from attngen.jit.tables import TableBinder, Tables
 from attngen.passes.epilogue import further_names
 from attngen.passes.few import Pace
 from attngen.source import KernelSource
 
 _Tensor = torch.Tensor
-_is_dynamo = torch.compiler.is_dynamo_compiling
-_grad_enabled = torch.is_grad_enabled
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_functorch_level = torch._C._functorch.peek_interpreter_stack
-_any_autocast = torch._C._is_any_autocast_enabled
-_forward_ad = torch.autograd.forward_ad
 _AUTOCAST = ("cpu", "cuda")
 
 
@@ -83,25 +86,12 @@ class Attention:
         self.spec = spec
         self.source = source
         self.target = target
-        self.handle = _handle(spec, source, target)
-        limits, keeps = tuple(source.meta.get("limits", ())), bool(source.meta.get("tables") or "map" in source.meta)
-        self._fill: Callable[..., Any] | None = None
-        self.binder: Binder
-        self.launcher: Launcher
-        if spec.layout.is_ragged:
-            from attngen.jit.ragged import RaggedBinder
-            from attngen.jit.ragged_backward import RaggedBackward
-
-            self.binder = ragged = RaggedBinder(spec)
-            self._fill = ragged.filled
-            backward_of: type[Backward] = RaggedBackward
-        else:
-            backward_of = Backward
-            self.binder = TableBinder(spec) if keeps else Binder(spec)
-        self.launcher = launcher_of(spec, self.binder, limits, source.meta if keeps else None)
+        self.handle = handle_of(spec, source, target)
+        serving = serving_of(spec, source.meta)
+        self.binder, self.launcher, self._fill = serving.binder, serving.launcher, serving.fill
         self.launcher.paces = tuple(Pace(*p) for p in source.meta.get("paces", ()))
         self.saves_o = "o_pre" in further_names(spec)
-        self.backward = backward_of(
+        self.backward = serving.backward(
             spec, self.binder, self.launcher.scale, target, cache, make=backward, progress=progress
         )
         self._cache = cache
@@ -223,21 +213,21 @@ class Attention:
         """See the class."""
         if self._fill is not None:
             named = self._fill(named, q, k)
-        if _is_dynamo():
+        if is_dynamo():
             return ops.traced(self, q, k, v, return_lse, out, lse, scale, named)
         try:
             if (
                 type(q) is not _Tensor
                 or q.dtype is not self._dtype
                 or check
-                or _any_autocast()
-                or _dispatch_modes()
-                or _functorch_level() is not None
-                or _forward_ad._current_level >= 0
+                or any_autocast()
+                or dispatch_modes()
+                or functorch_level() is not None
+                or forward_ad._current_level >= 0
                 or (ready := self._ready_on.get(q.get_device())) is None
             ):
                 return self._general(q, k, v, return_lse, out, lse, scale, check, named)
-            if _grad_enabled() and (
+            if grad_enabled() and (
                 q.requires_grad or k.requires_grad or v.requires_grad or (named and self._needs_grad(named))
             ):
                 return self._differentiable(ready, q, k, v, named, scale, out, lse, return_lse)
@@ -260,11 +250,11 @@ class Attention:
         named: dict[str, Any],
     ) -> Any:
         """Calls that are not a plain eager call on a GPU that is ready."""
-        if _is_dynamo():  # traced by itself, after a graph break in `__call__`
+        if is_dynamo():  # traced by itself, after a graph break in `__call__`
             return ops.traced(self, q, k, v, return_lse, out, lse, scale, named)
         if not all(isinstance(x, torch.Tensor) for x in (q, k, v)):
             contract.validate(self.spec, q, k, v, self._given_tensors(named), out, lse)
-        if _functorch_level() is not None or _is_dual(q, k, v, *self._given_tensors(named).values()):
+        if functorch_level() is not None or is_dual(q, k, v, *self._given_tensors(named).values()):
             raise autograd.transformed(self.spec.name)
         device = q.device.type
         if device in _AUTOCAST and torch.is_autocast_enabled(device):
@@ -273,8 +263,8 @@ class Attention:
         attention = self.in_dtype(q.dtype)
         if attention is not self:
             return attention(q, k, v, return_lse=return_lse, out=out, lse=lse, scale=scale, check=check, **named)
-        plain = not (_dispatch_modes() or type(q) not in (_Tensor, torch.nn.Parameter) or device == "meta")
-        if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or self._needs_grad(named)):
+        plain = not (dispatch_modes() or type(q) not in (_Tensor, torch.nn.Parameter) or device == "meta")
+        if grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or self._needs_grad(named)):
             if not plain:
                 return ops.traced(self, q, k, v, return_lse, out, lse, scale, named)
             if check:
@@ -389,44 +379,6 @@ class Attention:
         if index not in self._ready_on:
             self.compile(index)
         return self._ready_on[index]
-
-
-def launcher_of(spec: AttentionSpec, binder: Binder, limits: tuple[int, ...], meta: Any) -> Launcher:
-    """The launcher that makes what the spec's kernel takes beside the caller's arguments.
-
-    `meta`: of a mask with tables or a tile map, else None.
-    """
-    if spec.layout.is_ragged and not further_names(spec):
-        from attngen.jit.ragged import RaggedLauncher
-
-        return RaggedLauncher(spec, binder, limits)
-    if further_names(spec):
-        from attngen.jit.further import FurtherLauncher, FurtherRaggedLauncher, FurtherTableLauncher
-
-        if spec.layout.is_ragged:
-            return FurtherRaggedLauncher(spec, binder, limits)
-        if meta:
-            return FurtherTableLauncher(spec, binder, limits, meta)
-        return FurtherLauncher(spec, binder, limits)
-    return TableLauncher(spec, binder, limits, meta) if meta else Launcher(spec, binder, limits)
-
-
-def _is_dual(*given: Any) -> bool:
-    """Whether forward-mode differentiation goes through a tensor: a kernel would drop its tangent in silence."""
-    if _forward_ad._current_level < 0:
-        return False
-    unpack: Any = _forward_ad.unpack_dual
-    return any(unpack(x).tangent is not None for x in given if isinstance(x, torch.Tensor))
-
-
-def portable_json(spec: AttentionSpec) -> str:
-    """The spec as JSON that says the same on every machine: without places in source files."""
-    return spec.replace(schedule=spec.schedule.replace(places=())).model_dump_json()
-
-
-def _handle(spec: AttentionSpec, source: KernelSource, target: str) -> str:
-    text = f"{portable_json(spec)}\n{source.sha256}\n{target}"
-    return f"{source.kernel_id}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 _said = False

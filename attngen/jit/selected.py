@@ -19,12 +19,12 @@ from attngen.ir.types import DType, Layout
 from attngen.jit import contract
 from attngen.jit.composed import Recipe
 from attngen.jit.kernel import Attention
+from attngen.jit.modes import is_dynamo
 from attngen.jit.named import Binder, broadcast
 from attngen.jit.shapes import Sizes, sizes_of
 from attngen.passes.selected import BLOCKS, SELECTED, SIZES, packs_heads
 
 Tensor = torch.Tensor
-_is_dynamo = torch.compiler.is_dynamo_compiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ class SelectedAttention:
         """See the class."""
         if self._bhsd:
             q, k, v = (x.transpose(1, 2) if isinstance(x, Tensor) and x.ndim == 4 else x for x in (q, k, v))
-        if not _is_dynamo():
+        if not is_dynamo():
             q, k, v = _cast(q, k, v)
             self._fits(q, k, v, blocks, named)
         if check:

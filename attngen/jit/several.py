@@ -20,11 +20,10 @@ from attngen.jit import autograd, contract
 from attngen.jit.composed import Recipe
 from attngen.jit.kernel import Attention
 from attngen.jit.merge import softmax_weights, weighted_sum
+from attngen.jit.modes import is_dynamo
 from attngen.jit.named import TORCH_DTYPE, Binder
 from attngen.jit.rows import RowValue
 from attngen.jit.shapes import Sizes, axes_of, sizes_of
-
-_is_dynamo = torch.compiler.is_dynamo_compiling
 
 
 class SeveralAttention:
@@ -215,7 +214,7 @@ class SeveralAttention:
     ) -> Any:
         own: Any = {n: x for n, x in named.items() if n in attention.binder.names}
         q, k, v = call
-        if _is_dynamo():
+        if is_dynamo():
             traced = {n: x for n, x in keywords.items() if n != "check"}
             return attention(q, k, v, **traced, **own)
         try:
@@ -229,7 +228,7 @@ class SeveralAttention:
         q, k, _ = call
         sizes: Sizes = sizes_of(self.spec, q, k)
         tensors = {n: named[n] for n in self._read}
-        if not _is_dynamo():
+        if not is_dynamo():
             extents: Sizes = dict(sizes)
             for name, decl in self._read.items():
                 contract.captured(decl, tensors[name], q, extents)

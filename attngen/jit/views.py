@@ -14,9 +14,8 @@ import torch
 
 from attngen.diag.diagnostic import AttnError, error
 from attngen.ir.spec import AttentionSpec
+from attngen.jit.modes import grad_enabled, is_dynamo
 
-_is_dynamo = torch.compiler.is_dynamo_compiling
-_grad_enabled = torch.is_grad_enabled
 Three = tuple[Any, Any, Any]
 
 
@@ -34,7 +33,7 @@ def unpack(spec: AttentionSpec, qkv: Any, heads_q: int | None) -> Three:
         heads = (heads_q, *(2 * ((qkv.shape[2] - heads_q) // 2,)))
     else:
         raise _wrong_shape(spec, qkv, heads_q)
-    if _grad_enabled() and qkv.requires_grad and not _is_dynamo():
+    if grad_enabled() and qkv.requires_grad and not is_dynamo():
         return _Unpack.apply(qkv, heads)  # type: ignore[no-untyped-call, no-any-return]
     return _slices(qkv, heads)
 
@@ -131,7 +130,7 @@ def keys_and_values(spec: AttentionSpec, k: Any) -> tuple[Any, Any]:
             notes=(f"v is a view of it: k[..., {start}:{stop}]",),
             helps=("pass k with all its columns; v is none of the arguments",),
         )
-    if _grad_enabled() and k.requires_grad and not _is_dynamo():
+    if grad_enabled() and k.requires_grad and not is_dynamo():
         return _KeysAndValues.apply(k, start, stop)  # type: ignore[no-untyped-call, no-any-return]
     return k, k[..., start:stop]
 

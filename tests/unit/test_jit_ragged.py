@@ -132,7 +132,7 @@ def test_wrong_calls(attach: Any) -> None:
         attention(q[None], k[None], v[None], cu_seqlens_q=cu, shift=shift)
     with pytest.raises(AttnError, match=r"`cu_seqlens_q` is torch.int64.*i32") as caught:
         attention(q, k, v, cu_seqlens_q=cu.long(), shift=shift)
-    with pytest.raises(AttnError, match="`cu_seqlens_kv` has extent 2"):
+    with pytest.raises(AttnError, match="`cu_seqlens_kv` holds 2 starts"):
         attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_kv=starts(5), shift=shift)
 
 
