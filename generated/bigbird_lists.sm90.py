@@ -53,7 +53,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0cd04b74489a06cf94c6e1a60433cd64efbaff742b38384344f9d8e5b1e27b69",
-    "body_sha256": "42d0806d76efcdb54507db860cd2bce1826a72a01f59dbc294cb1956408e510a",
+    "body_sha256": "2e895d405660f5c55968084aecc975ac5cb7fd0d6af52f41e93ad6a1e3bb2d4d",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -934,7 +934,7 @@ class AttentionForward:
         A thread compares its own columns with the reference and the warp votes: no shuffle, no factor and no rescaling
         unless some row grew by more than 8 (P stays below 2**8). Exact: O, the sum and LSE use the same reference.
 
-        `first`: there is no reference yet. A row that has kept nothing so far has LOWEST for one: with -inf, which its
+        `first`: there is no reference yet. That of a row that has kept nothing so far is LOWEST: with -inf, which its
         scores are, the exponent of P would be -inf - -inf, NaN.
         """
         own = [self.row_max(w.acc_s, r) for r in range(2)]

@@ -54,7 +54,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "09651213de96b580f596fbc7a13a3456037f4e96bf39347604d83fb769d2b5ac",
-    "body_sha256": "d90ffd6431a8e6d7787e59ef9978f46832910b7faa8aec39427e7095f4a2a227",
+    "body_sha256": "1d18103232ff20de7edcc8140a91b7877c359cf8ca729a448d0963508e4e13db",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -180,15 +180,15 @@ def as_operand_a(frag):
     return cute.make_tensor(frag.iterator, cute.make_layout(shape, stride=stride))
 
 
+def held(x):
+    """A number in a register: what is cheap is computed again in each loop that reads it, this keeps it from that."""
+    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[type(x)], read_only_args=[x])
+
+
 def columns_before(key, lane):
     """How many of a thread's columns of an accumulator, 8 j + 2 (lane % 4) + e over all keys, lie before `key`."""
     key = key - lane % 4 * 2
     return held((key >> 3) * 2 + cutlass.min(key & 7, 2))
-
-
-def held(x):
-    """An int in a register: LLVM computes what is cheap again in each loop that reads it, this keeps it from that."""
-    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[x])
 
 
 def bits_from(n):
@@ -729,7 +729,7 @@ class AttentionForward:
         A thread compares its own columns with the reference and the warp votes: no shuffle, no factor and no rescaling
         unless some row grew by more than 8 (P stays below 2**8). Exact: O, the sum and LSE use the same reference.
 
-        `first`: there is no reference yet. A row that has kept nothing so far has LOWEST for one: with -inf, which its
+        `first`: there is no reference yet. That of a row that has kept nothing so far is LOWEST: with -inf, which its
         scores are, the exponent of P would be -inf - -inf, NaN.
         """
         own = [self.row_max(w.acc_s, r) for r in range(2)]

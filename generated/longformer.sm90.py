@@ -55,7 +55,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "68caaca6f8866a9ed9a0e6d0dd75271a3e614975750593dc34d4de20a830f34f",
-    "body_sha256": "ef0e9efe7ddfaa2911c3ea01590ada6c3d351dbb08f705bb0562236ee5bf68b6",
+    "body_sha256": "c2b116d568222093ecba3271556651864784eed7dfbbb5e04cecc904224e2f30",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -777,7 +777,7 @@ class AttentionForward:
         A thread compares its own columns with the reference and the warp votes: no shuffle, no factor and no rescaling
         unless some row grew by more than 8 (P stays below 2**8). Exact: O, the sum and LSE use the same reference.
 
-        `first`: there is no reference yet. A row that has kept nothing so far has LOWEST for one: with -inf, which its
+        `first`: there is no reference yet. That of a row that has kept nothing so far is LOWEST: with -inf, which its
         scores are, the exponent of P would be -inf - -inf, NaN.
         """
         own = [self.row_max(w.acc_s, r) for r in range(2)]

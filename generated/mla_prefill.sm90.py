@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "e996f4ec5030b41c0a073655fe574025f7d7e53f5a6b5aaad2cae4856250813e",
-    "body_sha256": "5b79407ca31c65e7156ed90490eb1bd0eb52ab883641a71dc5ed14dec83cda43",
+    "body_sha256": "c528e67b97d9b4d0b53d4ce85e9074bbff5584a0a0d07b8b3452493776855444",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -194,15 +194,15 @@ def as_operand_a(frag):
     return cute.make_tensor(frag.iterator, cute.make_layout(shape, stride=stride))
 
 
+def held(x):
+    """A number in a register: what is cheap is computed again in each loop that reads it, this keeps it from that."""
+    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[type(x)], read_only_args=[x])
+
+
 def columns_before(key, lane):
     """How many of a thread's columns of an accumulator, 8 j + 2 (lane % 4) + e over all keys, lie before `key`."""
     key = key - lane % 4 * 2
     return held((key >> 3) * 2 + cutlass.min(key & 7, 2))
-
-
-def held(x):
-    """An int in a register: LLVM computes what is cheap again in each loop that reads it, this keeps it from that."""
-    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[x])
 
 
 def bits_from(n):
@@ -774,7 +774,7 @@ class AttentionForward:
         A thread compares its own columns with the reference and the warp votes: no shuffle, no factor and no rescaling
         unless some row grew by more than 8 (P stays below 2**8). Exact: O, the sum and LSE use the same reference.
 
-        `first`: there is no reference yet. A row that has kept nothing so far has LOWEST for one: with -inf, which its
+        `first`: there is no reference yet. That of a row that has kept nothing so far is LOWEST: with -inf, which its
         scores are, the exponent of P would be -inf - -inf, NaN.
         """
         own = [self.row_max(w.acc_s, r) for r in range(2)]

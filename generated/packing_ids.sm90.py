@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "47e4a10b4b007945faaa09f4b2e8b0406eba0d405cc5d8f60192abe6f66e51e6",
-    "body_sha256": "5d83d04caee8006e2c19d61e53cb4d1634b6008e0b5ef1684af4f758ee588796",
+    "body_sha256": "02cf524c5b9ffa5feae6fa979216099bf0894b3a0d6ad0bea268ed7d0a5befbd",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -190,15 +190,15 @@ def as_operand_a(frag):
     return cute.make_tensor(frag.iterator, cute.make_layout(shape, stride=stride))
 
 
+def held(x):
+    """A number in a register: what is cheap is computed again in each loop that reads it, this keeps it from that."""
+    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[type(x)], read_only_args=[x])
+
+
 def columns_before(key, lane):
     """How many of a thread's columns of an accumulator, 8 j + 2 (lane % 4) + e over all keys, lie before `key`."""
     key = key - lane % 4 * 2
     return held((key >> 3) * 2 + cutlass.min(key & 7, 2))
-
-
-def held(x):
-    """An int in a register: LLVM computes what is cheap again in each loop that reads it, this keeps it from that."""
-    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[x])
 
 
 def bits_from(n):
@@ -888,7 +888,7 @@ class AttentionForward:
         A thread compares its own columns with the reference and the warp votes: no shuffle, no factor and no rescaling
         unless some row grew by more than 8 (P stays below 2**8). Exact: O, the sum and LSE use the same reference.
 
-        `first`: there is no reference yet. A row that has kept nothing so far has LOWEST for one: with -inf, which its
+        `first`: there is no reference yet. That of a row that has kept nothing so far is LOWEST: with -inf, which its
         scores are, the exponent of P would be -inf - -inf, NaN.
         """
         own = [self.row_max(w.acc_s, r) for r in range(2)]

@@ -53,7 +53,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "6f2cbbeb569654ec5a669e6ef24363f11572899b9bbb5245387db928c97d14bc",
-    "body_sha256": "ebf1deccb58217b26b21787ff46a625c268e7cf3a01a1542906f18c22e23b0d4",
+    "body_sha256": "86584b4f4cbb2346db9488d958ce095578126749501b5cdefc98f152ee079940",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -171,15 +171,15 @@ def as_operand_a(frag):
     return cute.make_tensor(frag.iterator, cute.make_layout(shape, stride=stride))
 
 
+def held(x):
+    """A number in a register: what is cheap is computed again in each loop that reads it, this keeps it from that."""
+    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[type(x)], read_only_args=[x])
+
+
 def columns_before(key, lane):
     """How many of a thread's columns of an accumulator, 8 j + 2 (lane % 4) + e over all keys, lie before `key`."""
     key = key - lane % 4 * 2
     return held((key >> 3) * 2 + cutlass.min(key & 7, 2))
-
-
-def held(x):
-    """An int in a register: LLVM computes what is cheap again in each loop that reads it, this keeps it from that."""
-    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[x])
 
 
 def bits_from(n):
@@ -761,7 +761,7 @@ class AttentionForward:
         A thread compares its own columns with the reference and the warp votes: no shuffle, no factor and no rescaling
         unless some row grew by more than 8 (P stays below 2**8). Exact: O, the sum and LSE use the same reference.
 
-        `first`: there is no reference yet. A row that has kept nothing so far has LOWEST for one: with -inf, which its
+        `first`: there is no reference yet. That of a row that has kept nothing so far is LOWEST: with -inf, which its
         scores are, the exponent of P would be -inf - -inf, NaN.
         """
         own = [self.row_max(w.acc_s, r) for r in range(2)]

@@ -50,13 +50,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "t5_encoder_fwd_sm_90_c96f4aa8",
+    "kernel_id": "t5_encoder_fwd_sm_90_3725549a",
     "name": "t5_encoder",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "179838e7cb9806fd20cbf4f7252479be82434b832a2eefb06081956d66fe9a56",
-    "body_sha256": "eb0de3fabd2c383284e7db7d08e15e8f59c63d8443e553eeba7107fbebb41aff",
+    "body_sha256": "0911a9ba2ebff28348fd0017fa6044ef923cfb4035a8e32bdbf18ccd023c7700",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -174,15 +174,15 @@ def as_operand_a(frag):
     return cute.make_tensor(frag.iterator, cute.make_layout(shape, stride=stride))
 
 
+def held(x):
+    """A number in a register: what is cheap is computed again in each loop that reads it, this keeps it from that."""
+    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[type(x)], read_only_args=[x])
+
+
 def columns_before(key, lane):
     """How many of a thread's columns of an accumulator, 8 j + 2 (lane % 4) + e over all keys, lie before `key`."""
     key = key - lane % 4 * 2
     return held((key >> 3) * 2 + cutlass.min(key & 7, 2))
-
-
-def held(x):
-    """An int in a register: LLVM computes what is cheap again in each loop that reads it, this keeps it from that."""
-    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[x])
 
 
 def bits_from(n):
@@ -681,7 +681,7 @@ class AttentionForward:
             row_ref=cute.make_rmem_tensor((2,), Float32),  # reference: the maximum as of the last rescaling, log2 units
             row_sum=cute.make_rmem_tensor((2,), Float32),  # sum of P over this thread's columns
             o_scale=cute.make_rmem_tensor((2,), Float32),  # what O still has to be multiplied by
-            scale_log2=Float32(1.0),  # what makes log2 units of the score, which has applied the scale
+            scale_log2=Float32(1.0),  # what makes log2 units of what `score` gives
         )
         w.o_scale.fill(1.0)
         n_min, n_max = self.cta_tiles(p, b, h, m_block)
@@ -753,7 +753,7 @@ class AttentionForward:
         A thread compares its own columns with the reference and the warp votes: no shuffle, no factor and no rescaling
         unless some row grew by more than 8 (P stays below 2**8). Exact: O, the sum and LSE use the same reference.
 
-        `first`: there is no reference yet. A row that has kept nothing so far has LOWEST for one: with -inf, which its
+        `first`: there is no reference yet. That of a row that has kept nothing so far is LOWEST: with -inf, which its
         scores are, the exponent of P would be -inf - -inf, NaN.
         """
         own = [self.row_max(w.acc_s, r) for r in range(2)]

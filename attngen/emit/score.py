@@ -5,18 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from attngen.emit.exprs import CutePrinter, safe_name
+from attngen.emit.exprs import PART, CutePrinter, safe_name
 from attngen.emit.header import clipped, spelled
 from attngen.emit.straight import WIDTH, fold, straight_line
-from attngen.ir.expr import Expr, Param
+from attngen.ir.expr import Apply, Atom, Const, Expr, Param, atoms_of, params_of
 from attngen.ir.functions import apply
-from attngen.ir.score import SCALE, ScoreForm, Stream
+from attngen.ir.score import KV_0, SCALE, ScoreForm, Stream
 from attngen.ir.types import DType, Type
 from attngen.passes.score_form import ONE
 
-#: What leaves room for the rest of the docstring's line.
-FORMULA_WIDTH = 44
-_SHIFT_NOTE = ": what all its keys have in common, in log2 units, then what `score` takes"
 #: What leaves room for the rest of the docstring's line.
 FORMULA_WIDTH = 44
 _SHIFT_NOTE = ": what all its keys have in common, in log2 units, then what `score` takes"
@@ -82,9 +79,18 @@ class ScoreView:
     has_factor: bool
     factor_bindings: tuple[str, ...]
     factor: str
+    has_held: bool
+    held_bindings: tuple[str, ...]
+    held_values: tuple[str, ...]
+    held_names: str
 
 
-NO_SCORE = ScoreView(False, False, (), (), (), "", "", "", "", "", False, False, (), False, (), "", "", False, (), "")
+NO_SCORE = ScoreView(
+    has_shift=False, has_rows=False, row_bindings=(), row_values=(), bindings=(), value="", formula="", shift_note="",
+    result="", units="", has_loads=False, has_streams=False, streams=(), has_distance=False, distance_bindings=(),
+    distance="", units_note="", has_factor=False, factor_bindings=(), factor="", has_held=False, held_bindings=(),
+    held_values=(), held_names="",
+)  # fmt: skip
 
 
 def spell_score(printer: CutePrinter, form: ScoreForm, *, whole: bool = False) -> ScoreView:
@@ -95,16 +101,20 @@ def spell_score(printer: CutePrinter, form: ScoreForm, *, whole: bool = False) -
     given = _ROW[form.axis]
     if whole and form.factor is not None:
         form = form.replace(terms=(form.terms[0].replace(factor=form.factor),), factor=None)
-    # in natural units the softmax converts, in the FFMA that subtracts
+    # in natural units the softmax converts, in the FFMA that subtracts; it scales there, too, where the scale is last
     natural = whole or any(t.factor == ONE for t in form.terms)
+    last = form.scale_last and not whole
     units = (lambda e: e) if natural else _log2
+    held: dict[str, Expr] = {}
     named: list[tuple[str, Expr]] = []
     if form.shift is not None:
         named.append(("shift", form.shift if whole else _log2(form.shift)))
-    if form.scale is not None:
+    if form.scale is not None and not last:
         named.append(("scale", units(SCALE if form.scale == ONE else apply("mul", form.scale, SCALE))))
     if form.slope is not None:
-        named.append(("slope", units(form.slope)))
+        named.append(("slope", apply("div", form.slope, SCALE) if last else units(form.slope)))
+    if last:
+        named = [(n, _hoisted(e, held)) for n, e in named]
     factors = ["" if t.factor == ONE else f"factor_{k}" for k, t in enumerate(form.terms)]
     named += [(f, units(t.factor)) for f, t in zip(factors, form.terms, strict=True) if f]
     rows = _RowPrinter(printer)
@@ -120,13 +130,14 @@ def spell_score(printer: CutePrinter, form: ScoreForm, *, whole: bool = False) -
     distance_bindings, distance = straight_line(printer, apart_by_distance, ARGUMENTS)
     if distance:
         bindings = (f"distance = loads[{len(form.streams)}]", *bindings)
-    value, words = _sum(form, factors, texts, whole)
+    value, words = _sum(form, factors, texts, whole) if not last else _LINE
     if form.terms and len(value) > WIDTH:
         names = [f"term_{k}" for k in range(len(texts))]
         bindings = (*bindings, *(f"{n} = {t}" for n, t in zip(names, texts, strict=True)))
         value, _ = _sum(form, factors, names, whole)
     lead = [] if form.factor is None else [_log2(form.factor)]
     factor_bindings, factor = straight_line(rows, lead, given - {"q_idx", "kv_idx"})
+    held_bindings, held_values = straight_line(rows, list(held.values()), given - {"q_idx", "kv_idx"})
     apart = form.shift is not None and not whole
     return ScoreView(
         has_shift=apart,
@@ -137,9 +148,13 @@ def spell_score(printer: CutePrinter, form: ScoreForm, *, whole: bool = False) -
         value=fold(value),
         formula=clipped(words, FORMULA_WIDTH),
         shift_note=_SHIFT_NOTE if apart else "",
-        result=("over `score_factor`" if form.factor is not None else f"in {'natural' if natural else 'log2'} units")
+        result=_RESULTS["factor" if form.factor is not None else "last" if last else "natural" if natural else "log2"]
         + (", less `w.shift` of its row" if apart else ""),
-        units="self.score_factor(p, b, h)" if lead else f"Float32({'LOG2E' if natural else '1.0'})",
+        units="self.score_factor(p, b, h)" if lead else _UNITS["last" if last else "natural" if natural else "log2"],
+        has_held=bool(held),
+        held_bindings=held_bindings,
+        held_values=held_values,
+        held_names=", ".join(n.removeprefix(PART) for n in held) + ("," if len(held) == 1 else ""),
         has_loads=bool(form.streams) or form.distance is not None,
         has_streams=bool(form.streams),
         has_distance=form.distance is not None,
@@ -181,6 +196,30 @@ def _stream(printer: CutePrinter, number: int, s: Stream) -> StreamView:
 _KINDS = {
     DType.F32: "Float32", DType.I32: "Int32", DType.BF16: "cutlass.BFloat16", DType.FP16: "cutlass.Float16"
 }  # fmt: skip
+
+
+_RESULTS = {
+    "factor": "over `score_factor`", "last": "over the scale", "natural": "in natural units", "log2": "in log2 units",
+}  # fmt: skip
+#: What makes log2 units of the score.
+_UNITS = {"last": "p.softmax_scale * LOG2E", "natural": "Float32(LOG2E)", "log2": "Float32(1.0)"}
+#: One multiply-add of a constant.
+_LINE = ("fma(slope, Float32(column), raw)", "raw + slope * column")
+
+
+def _hoisted(e: Expr, held: dict[str, Expr]) -> Expr:
+    """`e` with what is the same for all rows and tiles as params; notes each in `held`."""
+    moving = atoms_of(e) & {"q_idx", "q_pos"} or KV_0.name in params_of(e)
+    if isinstance(e, Const) or e == _LOG2E or isinstance(e, Atom):
+        return e
+    if moving:
+        return e.replace(args=tuple(_hoisted(a, held) for a in e.args)) if isinstance(e, Apply) else e
+    for name, x in held.items():
+        if x == e:
+            return Param(type=e.type, name=name)
+    name = f"{PART}held_{len(held)}"
+    held[name] = e
+    return Param(type=e.type, name=name)
 
 
 def _log2(e: Expr) -> Expr:

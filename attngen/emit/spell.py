@@ -281,6 +281,7 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         outputs=more,
         has_outputs=bool(more),
         has_max_logit=spec.max_logit,
+        holds_values=first.mask.test == "limits" or split.has_held,
         top_units="LN2" if softmax else "1.0" if c.has_score else "p.softmax_scale",
         reduces_rows=softmax or spec.max_logit,
         stages_o=stages_o,

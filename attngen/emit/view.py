@@ -243,6 +243,7 @@ class KernelView(CommonView):
 
     summary: str
     split: ScoreView
+    holds_values: bool
     has_max_logit: bool
     top_units: str
     saves_o: bool

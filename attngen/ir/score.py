@@ -72,6 +72,9 @@ class ScoreForm(Node):
     distance: Expr | None = None
     #: Positive: a maximum over the columns may be taken before it multiplies.
     factor: Expr | None = None
+    #: `s + slope * column + shift` of a scale that is positive: the line is divided by the scale, and the softmax
+    #: multiplies the sum by it.
+    scale_last: bool = False
 
     @property
     def is_sum(self) -> bool:

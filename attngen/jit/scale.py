@@ -10,6 +10,7 @@ import torch
 from attngen.diag.diagnostic import error
 from attngen.ir.expr import Atom, params_of
 from attngen.ir.spec import AttentionSpec
+from attngen.passes.score_form import scales_last
 
 _REMEMBERED = 256
 
@@ -54,11 +55,12 @@ def evaluate_scale(spec: AttentionSpec, params: dict[str, Any]) -> float:
 
 
 def _with_allowed_sign(value: float, spec: AttentionSpec) -> float:
-    if value > 0.0 or not isinstance(spec.score, Atom):
+    if value > 0.0 or not scales_last(spec):
         return value
+    why = "without a score expression" if isinstance(spec.score, Atom) else "where the score is s and a line"
     raise error(
         "E0603",
-        f"the scale of `{spec.name}` is {value}; without a score expression it must be positive",
+        f"the scale of `{spec.name}` is {value}; {why} it must be positive",
         notes=("the kernel takes row maxima before it scales",),
         helps=("write the factor into the score: `score = -s`, say",),
     )

@@ -19,7 +19,7 @@ from attngen.ir.functions import STEPS, apply
 from attngen.ir.linear import COMPARE, KV_IDX, Q_IDX, Linear, expr_of, linear_of
 from attngen.ir.score import COLUMN, KV_0, LOAD, Q_0, RAW, SCALE, ScoreForm, ScoreTerm, Stream
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.types import DType, Type
+from attngen.ir.types import DType, Normalizer, Type
 
 ONE, S = const(1.0), Atom(type=Type.FLOAT, name="s")
 #: Keeps a factor positive where a param is zero: zero times the -inf of a dropped pair is NaN.
@@ -39,11 +39,19 @@ def score_form(score: Expr, axis: Axis, spec: AttentionSpec) -> ScoreForm:
     return _Split(axis, spec).form(score)
 
 
+def scales_last(spec: AttentionSpec) -> bool:
+    """Whether row maxima are taken before scores are scaled, so that the scale of a call must be positive."""
+    if isinstance(spec.score, Atom):
+        return True
+    return spec.normalizer is Normalizer.SOFTMAX and score_form(spec.score, "kv", spec).scale_last
+
+
 class _Split:
     def __init__(self, axis: Axis, spec: AttentionSpec) -> None:
         self.axis: Axis = axis
         self.index, self.first = (KV_IDX, KV_0) if axis == "kv" else (Q_IDX, Q_0)
         self.minima = {p.name: p.minimum for p in spec.params}
+        self.positive_scale = self.is_positive(spec.scale)
 
     def still(self, e: Expr) -> bool:
         """The same for every column of a tile."""
@@ -63,9 +71,10 @@ class _Split:
         streams: dict[Stream, Param] = {}
         if self.axis == "kv":
             terms = tuple(t.replace(value=self.streamed(t.value, streams)) for t in terms)
+        line = scale == ONE and slope is not None and not terms and distance is None
         return ScoreForm(
             axis=self.axis, scale=scale, slope=slope, shift=shift, terms=terms, streams=tuple(streams),
-            distance=distance, factor=factor,
+            distance=distance, factor=factor, scale_last=line and self.axis == "kv" and self.positive_scale,
         )  # fmt: skip
 
     def distance_of(self, parts: dict[Expr, Expr]) -> Expr | None:

@@ -464,3 +464,17 @@ def test_a_scale_that_is_not_positive_is_refused_without_a_score_expression(scal
     with pytest.raises(attngen.AttnError, match="must be positive"):
         attngen.build(text.format(f"  scale = {scale}\n"))(q, q, q)
     assert attngen.build(text.format("  score = -s\n"))(q, q, q, scale=scale).isfinite().all()
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.125])
+def test_a_scale_that_is_not_positive_is_refused_for_a_line(scale: float) -> None:
+    """`s + slope * position`: the kernel divides the slope by the scale, and scales after the row maxima."""
+    import attngen
+
+    text = "attn 1\nattention a {{\n  head_dim = 64\n{}}}\n"
+    q = torch.randn(1, 5, 2, 64).bfloat16()
+    line = "  score = s - 0.1 * (q_pos - kv_idx)\n"
+    with pytest.raises(attngen.AttnError, match="must be positive"):
+        attngen.build(text.format(line))(q, q, q, scale=scale)
+    for other in (f"  scale = {scale}\n{line}", "  score = 0.5 * s - 0.1 * (q_pos - kv_idx)\n"):
+        assert attngen.build(text.format(other))(q, q, q, scale=scale).isfinite().all()
