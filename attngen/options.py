@@ -65,7 +65,9 @@ class Options(BaseModel):
     split_kv: Annotated[int, Field(ge=1, le=256)] | Auto | None = Field(
         None, description="parts that the keys are split into"
     )
-    pack_gqa: bool | Auto | None = Field(None, description="query heads of one KV head share a row tile")
+    pack_gqa: Annotated[int, Field(ge=1, le=8)] | Auto | None = Field(
+        None, description="query heads of one KV head that share a row tile: 1, 2, 4 or 8"
+    )
     sm_margin: Annotated[int, Field(ge=0, le=512)] | Auto | None = Field(
         None, description="SMs left free for kernels that run at the same time"
     )

@@ -170,7 +170,8 @@ def _plan(p: KernelPlan) -> Iterator[str]:
     yield f"  registers  {mem.fragment_registers} of {mem.register_limit} for fragments ({split})"
     yield f"             launch {p.launch.launch_registers}, {roles}"
     yield f"  schedule   {p.launch.threads} threads, order {s.order}" + (
-        ", warpgroups take turns" if s.pingpong else ""
+        (", warpgroups take turns" if s.pingpong else "")
+        + (f", {s.pack} query heads of a KV head in a row tile" if s.pack > 1 else "")
     )
     for q in s.pipelines:
         ring = f"{q.stages} stages of {q.buffer}, {q.stage_bytes} B each" if q.stage_bytes else "a mailbox"

@@ -69,7 +69,8 @@ def plan_candidate(spec: AttentionSpec, form: MaskForm, candidate: Candidate, o_
     if isinstance(memory, Reject):
         return memory
     mask = plan_mask(form, compute.warpgroups, tile_map(spec) if spec.block_sparse is not None else None)
-    schedule = plan_schedule(compute, mask, memory, spec.schedule.order, spec.schedule.pingpong)
+    hints = spec.schedule
+    schedule = plan_schedule(compute, mask, memory, hints.order, hints.pingpong, hints.pack_gqa or 1)
     if isinstance(schedule, Reject):
         return schedule
     return KernelPlan(

@@ -54,7 +54,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "bigbird_lists_bwd_sm_90_dacc1314",
+    "kernel_id": "bigbird_lists_bwd_sm_90_bb10a390",
     "name": "bigbird_lists",
     "direction": "backward",
     "target": "sm_90a",

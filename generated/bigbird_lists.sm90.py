@@ -47,13 +47,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "bigbird_lists_fwd_sm_90_1e575f16",
+    "kernel_id": "bigbird_lists_fwd_sm_90_2e2df43f",
     "name": "bigbird_lists",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0cd04b74489a06cf94c6e1a60433cd64efbaff742b38384344f9d8e5b1e27b69",
-    "body_sha256": "2e895d405660f5c55968084aecc975ac5cb7fd0d6af52f41e93ad6a1e3bb2d4d",
+    "body_sha256": "5398598bff84bb9ca6ef2b45371a03fc353131b396fedae6dbfa13fe796573d2",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -838,6 +838,7 @@ class AttentionForward:
         lane, warp_in_wg = thread % 32, cute.arch.make_warp_uniform(thread // 32)
         row_0 = m_block * self.tile_m + wg * 64
         row = row_0 + warp_in_wg * 16 + lane // 4  # this thread holds parts of rows `row` and `row + 8`
+        rows = [row, row + 8]
         thr_qk, thr_pv = t.mma_qk.get_slice(thread), t.mma_pv.get_slice(thread)
         sV_as_b = cute.make_tensor(t.sV.iterator, cute.select(t.sV.layout, mode=[1, 0, 2]))
         acc_s = cute.make_rmem_tensor(thr_qk.partition_shape_C((64, self.tile_n)), Float32)
@@ -846,7 +847,7 @@ class AttentionForward:
             p=p,
             b=b,
             h=h,
-            q_idx=[row, row + 8],
+            q_idx=rows,
             lane=lane,
             turn=turn,
             mma_qk=t.mma_qk,

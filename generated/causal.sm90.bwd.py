@@ -53,7 +53,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "causal_bwd_sm_90_c1986d3b",
+    "kernel_id": "causal_bwd_sm_90_b404de30",
     "name": "causal",
     "direction": "backward",
     "target": "sm_90a",

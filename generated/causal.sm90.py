@@ -48,13 +48,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "causal_fwd_sm_90_aea87142",
+    "kernel_id": "causal_fwd_sm_90_c531fd3c",
     "name": "causal",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "77aa443f2ba40026d5ae10e9108b0ce9e65dbf91987f7e902b75f75f47409910",
-    "body_sha256": "e4c673643f54dfa20759733d6d449e719e398655e547c315f442db78eb761113",
+    "body_sha256": "bac2ed4edde7bf4233408cee3f625a367748bf4065474884326ad79a62e60d7a",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -69,7 +69,7 @@ ATTN_META = {
         {"name": "192x80", "tile_m": 192, "tile_n": 80, "kv_stages": 3, "threads": 512, "smem_bytes": 222208},
     ],
     "limits": [2048],
-    "paces": [[128, 128, 2708, 3500, True], [192, 80, 2074, 5250, True]],
+    "paces": [[128, 128, 2708, 3500, True, 1], [192, 80, 2074, 5250, True, 1]],
 }
 
 ELEMENT = cutlass.BFloat16
@@ -653,6 +653,7 @@ class AttentionForward:
         lane, warp_in_wg = thread % 32, cute.arch.make_warp_uniform(thread // 32)
         row_0 = m_block * self.tile_m + wg * 64
         row = row_0 + warp_in_wg * 16 + lane // 4  # this thread holds parts of rows `row` and `row + 8`
+        rows = [row, row + 8]
         thr_qk, thr_pv = t.mma_qk.get_slice(thread), t.mma_pv.get_slice(thread)
         sV_as_b = cute.make_tensor(t.sV.iterator, cute.select(t.sV.layout, mode=[1, 0, 2]))
         acc_s = cute.make_rmem_tensor(thr_qk.partition_shape_C((64, self.tile_n)), Float32)
@@ -661,8 +662,8 @@ class AttentionForward:
             p=p,
             b=b,
             h=h,
-            q_idx=[row, row + 8],
-            limits=[self.row_columns(p, b, h, row + x, lane) for x in (0, 8)],  # held over the walk
+            q_idx=rows,
+            limits=[self.row_columns(p, b, h, q_idx, lane) for q_idx in rows],  # held over the walk
             lane=lane,
             turn=turn,
             mma_qk=t.mma_qk,
@@ -682,8 +683,9 @@ class AttentionForward:
         w.o_scale.fill(1.0)
         n_min, n_max = self.cta_tiles(p, b, h, m_block)
         last_row = p.seqlen_q - 1
+        q_lo = m_block * self.tile_m + wg * 64
         live_min, live_max, full_min, full_max = self.kv_tiles(
-            p, b, h, cutlass.min(row_0, last_row), cutlass.min(row_0 + 63, last_row)
+            p, b, h, cutlass.min(q_lo, last_row), cutlass.min(q_lo + 63, last_row)
         )
         live_max = cutlass.max(cutlass.min(live_max, n_max), n_min + 1)  # at least one tile, of those that are loaded
         i = self.pass_tiles(w, rings, i, n_max - live_max)

@@ -57,7 +57,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "gpt_oss_local_bwd_sm_90_ffd8cc7b",
+    "kernel_id": "gpt_oss_local_bwd_sm_90_f483784c",
     "name": "gpt_oss_local",
     "direction": "backward",
     "target": "sm_90a",

@@ -51,13 +51,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "gpt_oss_local_fwd_sm_90_72b4ecd3",
+    "kernel_id": "gpt_oss_local_fwd_sm_90_b3c84c2f",
     "name": "gpt_oss_local",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "ab7efb4d26c195b234ba98ec0eadc128a46ebfb856443c937fadc10ba0da8463",
-    "body_sha256": "0ce917d832446a4dccae79ad82ba59e26f2e9caef8bc2162e7bb7aa8ad440168",
+    "body_sha256": "0cc5ead3126c529c1ab08a41c50a8b59f5334888ee5783c4e1350d5993adcd37",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -76,7 +76,7 @@ ATTN_META = {
         {"name": "192x128", "tile_m": 192, "tile_n": 128, "kv_stages": 3, "threads": 512, "smem_bytes": 148480},
     ],
     "limits": [2048],
-    "paces": [[256, 64, 1892, 5250, False], [192, 128, 2712, 3938, False]],
+    "paces": [[256, 64, 1892, 5250, False, 1], [192, 128, 2712, 3938, False, 1]],
 }
 
 ELEMENT = cutlass.BFloat16
@@ -679,6 +679,7 @@ class AttentionForward:
         lane, warp_in_wg = thread % 32, cute.arch.make_warp_uniform(thread // 32)
         row_0 = m_block * self.tile_m + wg * 64
         row = row_0 + warp_in_wg * 16 + lane // 4  # this thread holds parts of rows `row` and `row + 8`
+        rows = [row, row + 8]
         thr_qk, thr_pv = t.mma_qk.get_slice(thread), t.mma_pv.get_slice(thread)
         sV_as_b = cute.make_tensor(t.sV.iterator, cute.select(t.sV.layout, mode=[1, 0, 2]))
         acc_s = cute.make_rmem_tensor(thr_qk.partition_shape_C((64, self.tile_n)), Float32)
@@ -687,8 +688,8 @@ class AttentionForward:
             p=p,
             b=b,
             h=h,
-            q_idx=[row, row + 8],
-            limits=[self.row_columns(p, b, h, row + x, lane) for x in (0, 8)],  # held over the walk
+            q_idx=rows,
+            limits=[self.row_columns(p, b, h, q_idx, lane) for q_idx in rows],  # held over the walk
             lane=lane,
             turn=turn,
             mma_qk=t.mma_qk,
@@ -708,8 +709,9 @@ class AttentionForward:
         w.o_scale.fill(1.0)
         n_min, n_max = self.cta_tiles(p, b, h, m_block)
         last_row = p.seqlen_q - 1
+        q_lo = m_block * self.tile_m + wg * 64
         live_min, live_max, full_min, full_max = self.kv_tiles(
-            p, b, h, cutlass.min(row_0, last_row), cutlass.min(row_0 + 63, last_row)
+            p, b, h, cutlass.min(q_lo, last_row), cutlass.min(q_lo + 63, last_row)
         )
         live_max = cutlass.max(cutlass.min(live_max, n_max), n_min + 1)  # at least one tile, of those that are loaded
         i = self.pass_tiles(w, rings, i, n_max - live_max)

@@ -49,13 +49,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "longformer_fwd_sm_90_ba97797f",
+    "kernel_id": "longformer_fwd_sm_90_d49e2db6",
     "name": "longformer",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "68caaca6f8866a9ed9a0e6d0dd75271a3e614975750593dc34d4de20a830f34f",
-    "body_sha256": "c2b116d568222093ecba3271556651864784eed7dfbbb5e04cecc904224e2f30",
+    "body_sha256": "8e83c3ba5cb830fb0ed703c24a418931c540d6a1ab51ee647499aceb3d07247a",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -73,6 +73,7 @@ ATTN_META = {
         {"name": "128x128", "tile_m": 128, "tile_n": 128, "kv_stages": 3, "threads": 384, "smem_bytes": 132096},
     ],
     "limits": [],
+    "paces": [[128, 128, 2324, 2625, True, 1]],
 }
 
 ELEMENT = cutlass.BFloat16
@@ -678,6 +679,7 @@ class AttentionForward:
         lane, warp_in_wg = thread % 32, cute.arch.make_warp_uniform(thread // 32)
         row_0 = m_block * self.tile_m + wg * 64
         row = row_0 + warp_in_wg * 16 + lane // 4  # this thread holds parts of rows `row` and `row + 8`
+        rows = [row, row + 8]
         thr_qk, thr_pv = t.mma_qk.get_slice(thread), t.mma_pv.get_slice(thread)
         sV_as_b = cute.make_tensor(t.sV.iterator, cute.select(t.sV.layout, mode=[1, 0, 2]))
         acc_s = cute.make_rmem_tensor(thr_qk.partition_shape_C((64, self.tile_n)), Float32)
@@ -686,7 +688,7 @@ class AttentionForward:
             p=p,
             b=b,
             h=h,
-            q_idx=[row, row + 8],
+            q_idx=rows,
             lane=lane,
             turn=turn,
             mma_qk=t.mma_qk,

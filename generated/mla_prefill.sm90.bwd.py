@@ -54,7 +54,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "mla_prefill_bwd_sm_90_da30c98e",
+    "kernel_id": "mla_prefill_bwd_sm_90_7f2c3aa0",
     "name": "mla_prefill",
     "direction": "backward",
     "target": "sm_90a",

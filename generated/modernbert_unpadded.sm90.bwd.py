@@ -56,7 +56,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "modernbert_unpadded_bwd_sm_90_a9056fa8",
+    "kernel_id": "modernbert_unpadded_bwd_sm_90_e72e46f6",
     "name": "modernbert_unpadded",
     "direction": "backward",
     "target": "sm_90a",

@@ -51,13 +51,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "modernbert_unpadded_fwd_sm_90_e11d669f",
+    "kernel_id": "modernbert_unpadded_fwd_sm_90_a1f34f46",
     "name": "modernbert_unpadded",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0903924f07108d85fb9619611fb53d9f68161226a764665a96de6a84560fea71",
-    "body_sha256": "eba7c9d3a804dae98e57c24f097a222489db35ac2f1b4441146943f921c50922",
+    "body_sha256": "3f1ffd436c51c647820e2f7b2f966547d7d1470d5edc1b6579939e8571f64e46",
     "layout": "varlen",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -830,6 +830,7 @@ class AttentionForward:
         lane, warp_in_wg = thread % 32, cute.arch.make_warp_uniform(thread // 32)
         row_0 = m_block * self.tile_m + wg * 64
         row = row_0 + warp_in_wg * 16 + lane // 4  # this thread holds parts of rows `row` and `row + 8`
+        rows = [row, row + 8]
         thr_qk, thr_pv = t.mma_qk.get_slice(thread), t.mma_pv.get_slice(thread)
         sV_as_b = cute.make_tensor(t.sV.iterator, cute.select(t.sV.layout, mode=[1, 0, 2]))
         acc_s = cute.make_rmem_tensor(thr_qk.partition_shape_C((64, self.tile_n)), Float32)
@@ -838,8 +839,8 @@ class AttentionForward:
             p=p,
             b=b,
             h=h,
-            q_idx=[row, row + 8],
-            limits=[self.row_columns(p, b, h, row + x, lane) for x in (0, 8)],  # held over the walk
+            q_idx=rows,
+            limits=[self.row_columns(p, b, h, q_idx, lane) for q_idx in rows],  # held over the walk
             lane=lane,
             turn=turn,
             mma_qk=t.mma_qk,
@@ -859,8 +860,9 @@ class AttentionForward:
         w.o_scale.fill(1.0)
         n_min, n_max = self.cta_tiles(p, b, h, m_block)
         last_row = p.seqlen_q - 1
+        q_lo = m_block * self.tile_m + wg * 64
         live_min, live_max, full_min, full_max = self.kv_tiles(
-            p, b, h, cutlass.min(row_0, last_row), cutlass.min(row_0 + 63, last_row)
+            p, b, h, cutlass.min(q_lo, last_row), cutlass.min(q_lo + 63, last_row)
         )
         live_max = cutlass.max(cutlass.min(live_max, n_max), n_min + 1)  # at least one tile, of those that are loaded
         i = self.pass_tiles(w, rings, i, n_max - live_max)

@@ -49,13 +49,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "packing_fwd_sm_90_040bad10",
+    "kernel_id": "packing_fwd_sm_90_8d8ea741",
     "name": "packing",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0e36a0a04680916081cafd12260357a86ee4407e18ddcaaf30350e9f81befdd4",
-    "body_sha256": "bde098dcd594f1ab6e1e29dd4988628a279c247b95f773e06c064173b087dce3",
+    "body_sha256": "7406386a30eeb8dd1a1c86450d1f7eee6b35a45b55cc2e8f46b4537484f2cada",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -72,7 +72,7 @@ ATTN_META = {
         {"name": "192x80", "tile_m": 192, "tile_n": 80, "kv_stages": 3, "threads": 512, "smem_bytes": 222208},
     ],
     "limits": [1024],
-    "paces": [[128, 128, 2708, 3500, False], [192, 80, 2074, 5250, False]],
+    "paces": [[128, 128, 2708, 3500, False, 1], [192, 80, 2074, 5250, False, 1]],
 }
 
 ELEMENT = cutlass.BFloat16
@@ -671,6 +671,7 @@ class AttentionForward:
         lane, warp_in_wg = thread % 32, cute.arch.make_warp_uniform(thread // 32)
         row_0 = m_block * self.tile_m + wg * 64
         row = row_0 + warp_in_wg * 16 + lane // 4  # this thread holds parts of rows `row` and `row + 8`
+        rows = [row, row + 8]
         thr_qk, thr_pv = t.mma_qk.get_slice(thread), t.mma_pv.get_slice(thread)
         sV_as_b = cute.make_tensor(t.sV.iterator, cute.select(t.sV.layout, mode=[1, 0, 2]))
         acc_s = cute.make_rmem_tensor(thr_qk.partition_shape_C((64, self.tile_n)), Float32)
@@ -679,8 +680,8 @@ class AttentionForward:
             p=p,
             b=b,
             h=h,
-            q_idx=[row, row + 8],
-            limits=[self.row_columns(p, b, h, row + x, lane) for x in (0, 8)],  # held over the walk
+            q_idx=rows,
+            limits=[self.row_columns(p, b, h, q_idx, lane) for q_idx in rows],  # held over the walk
             lane=lane,
             turn=turn,
             mma_qk=t.mma_qk,
@@ -700,8 +701,9 @@ class AttentionForward:
         w.o_scale.fill(1.0)
         n_min, n_max = self.cta_tiles(p, b, h, m_block)
         last_row = p.seqlen_q - 1
+        q_lo = m_block * self.tile_m + wg * 64
         live_min, live_max, full_min, full_max = self.kv_tiles(
-            p, b, h, cutlass.min(row_0, last_row), cutlass.min(row_0 + 63, last_row)
+            p, b, h, cutlass.min(q_lo, last_row), cutlass.min(q_lo + 63, last_row)
         )
         live_max = cutlass.max(cutlass.min(live_max, n_max), n_min + 1)  # at least one tile, of those that are loaded
         i = self.pass_tiles(w, rings, i, n_max - live_max)

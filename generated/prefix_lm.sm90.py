@@ -47,13 +47,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "prefix_lm_fwd_sm_90_8399a09f",
+    "kernel_id": "prefix_lm_fwd_sm_90_121bf91c",
     "name": "prefix_lm",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "6f2cbbeb569654ec5a669e6ef24363f11572899b9bbb5245387db928c97d14bc",
-    "body_sha256": "86584b4f4cbb2346db9488d958ce095578126749501b5cdefc98f152ee079940",
+    "body_sha256": "c749e20c442c9bc1f3b726ce525d11c87eba21f41d7fe64033a9674714a9531b",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -69,6 +69,7 @@ ATTN_META = {
         {"name": "128x64", "tile_m": 128, "tile_n": 64, "kv_stages": 2, "threads": 384, "smem_bytes": 197632},
     ],
     "limits": [],
+    "paces": [[128, 64, 2708, 5250, True, 1]],
 }
 
 ELEMENT = cutlass.BFloat16
@@ -660,6 +661,7 @@ class AttentionForward:
         lane, warp_in_wg = thread % 32, cute.arch.make_warp_uniform(thread // 32)
         row_0 = m_block * self.tile_m + wg * 64
         row = row_0 + warp_in_wg * 16 + lane // 4  # this thread holds parts of rows `row` and `row + 8`
+        rows = [row, row + 8]
         thr_qk, thr_pv = t.mma_qk.get_slice(thread), t.mma_pv.get_slice(thread)
         sV_as_b = cute.make_tensor(t.sV.iterator, cute.select(t.sV.layout, mode=[1, 0, 2]))
         acc_s = cute.make_rmem_tensor(thr_qk.partition_shape_C((64, self.tile_n)), Float32)
@@ -668,8 +670,8 @@ class AttentionForward:
             p=p,
             b=b,
             h=h,
-            q_idx=[row, row + 8],
-            limits=[self.row_columns(p, b, h, row + x, lane) for x in (0, 8)],  # held over the walk
+            q_idx=rows,
+            limits=[self.row_columns(p, b, h, q_idx, lane) for q_idx in rows],  # held over the walk
             lane=lane,
             turn=turn,
             mma_qk=t.mma_qk,
@@ -689,8 +691,9 @@ class AttentionForward:
         w.o_scale.fill(1.0)
         n_min, n_max = self.cta_tiles(p, b, h, m_block)
         last_row = p.seqlen_q - 1
+        q_lo = m_block * self.tile_m + wg * 64
         live_min, live_max, full_min, full_max = self.kv_tiles(
-            p, b, h, cutlass.min(row_0, last_row), cutlass.min(row_0 + 63, last_row)
+            p, b, h, cutlass.min(q_lo, last_row), cutlass.min(q_lo + 63, last_row)
         )
         live_max = cutlass.max(cutlass.min(live_max, n_max), n_min + 1)  # at least one tile, of those that are loaded
         i = self.pass_tiles(w, rings, i, n_max - live_max)

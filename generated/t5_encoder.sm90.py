@@ -50,13 +50,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "t5_encoder_fwd_sm_90_3725549a",
+    "kernel_id": "t5_encoder_fwd_sm_90_75fede32",
     "name": "t5_encoder",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "179838e7cb9806fd20cbf4f7252479be82434b832a2eefb06081956d66fe9a56",
-    "body_sha256": "0911a9ba2ebff28348fd0017fa6044ef923cfb4035a8e32bdbf18ccd023c7700",
+    "body_sha256": "42adf23e06d1fd5e7cd7a5714bc1192fb8ea702fef407a385c5e81a3069b522a",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -72,6 +72,7 @@ ATTN_META = {
         {"name": "192x96", "tile_m": 192, "tile_n": 96, "kv_stages": 4, "threads": 512, "smem_bytes": 154624},
     ],
     "limits": [],
+    "paces": [[192, 96, 2507, 3938, False, 1]],
 }
 
 ELEMENT = cutlass.BFloat16
@@ -656,6 +657,7 @@ class AttentionForward:
         lane, warp_in_wg = thread % 32, cute.arch.make_warp_uniform(thread // 32)
         row_0 = m_block * self.tile_m + wg * 64
         row = row_0 + warp_in_wg * 16 + lane // 4  # this thread holds parts of rows `row` and `row + 8`
+        rows = [row, row + 8]
         thr_qk, thr_pv = t.mma_qk.get_slice(thread), t.mma_pv.get_slice(thread)
         sV_as_b = cute.make_tensor(t.sV.iterator, cute.select(t.sV.layout, mode=[1, 0, 2]))
         acc_s = cute.make_rmem_tensor(thr_qk.partition_shape_C((64, self.tile_n)), Float32)
@@ -664,8 +666,8 @@ class AttentionForward:
             p=p,
             b=b,
             h=h,
-            q_idx=[row, row + 8],
-            limits=[self.row_columns(p, b, h, row + x, lane) for x in (0, 8)],  # held over the walk
+            q_idx=rows,
+            limits=[self.row_columns(p, b, h, q_idx, lane) for q_idx in rows],  # held over the walk
             lane=lane,
             turn=turn,
             mma_qk=t.mma_qk,
@@ -688,7 +690,8 @@ class AttentionForward:
         last_row = p.seqlen_q - 1
         live_min, live_max = n_min, n_max
         q_lo = m_block * self.tile_m
-        _, _, full_min, full_max = self.kv_tiles(p, b, h, q_lo, cutlass.min(q_lo + self.tile_m - 1, last_row))
+        q_hi = cutlass.min(q_lo + self.tile_m - 1, last_row)
+        _, _, full_min, full_max = self.kv_tiles(p, b, h, q_lo, q_hi)
         # Descend from the last live tile; an empty range is no segment.
         n_block = live_max - 1
         cute.arch.mbarrier_wait(rings.q_full + wg, phase)

@@ -48,13 +48,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "whisper_cross_fwd_sm_90_562d965a",
+    "kernel_id": "whisper_cross_fwd_sm_90_700a2ca4",
     "name": "whisper_cross",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "bb68f6b9f42d904cab2ede1e68b354627933ba294dd4cd0fb119dc23981e5d54",
-    "body_sha256": "5f7546d2a59ed1c486a451eaea8c7c509518c027a02eef7ce5c7986e415b082d",
+    "body_sha256": "057d0116de5c1e53f09ed695783c383aa6206d10f97f0f933f9dc90e8e4cd251",
     "layout": "bhsd",
     "dtype": "fp16",
     "out_dtype": "fp16",
@@ -69,7 +69,7 @@ ATTN_META = {
         {"name": "192x128", "tile_m": 192, "tile_n": 128, "kv_stages": 3, "threads": 512, "smem_bytes": 148480},
     ],
     "limits": [2048],
-    "paces": [[256, 64, 1892, 5250, False], [192, 128, 2712, 3938, False]],
+    "paces": [[256, 64, 1892, 5250, False, 1], [192, 128, 2712, 3938, False, 1]],
 }
 
 ELEMENT = cutlass.Float16
@@ -633,6 +633,7 @@ class AttentionForward:
         lane, warp_in_wg = thread % 32, cute.arch.make_warp_uniform(thread // 32)
         row_0 = m_block * self.tile_m + wg * 64
         row = row_0 + warp_in_wg * 16 + lane // 4  # this thread holds parts of rows `row` and `row + 8`
+        rows = [row, row + 8]
         thr_qk, thr_pv = t.mma_qk.get_slice(thread), t.mma_pv.get_slice(thread)
         sV_as_b = cute.make_tensor(t.sV.iterator, cute.select(t.sV.layout, mode=[1, 0, 2]))
         acc_s = cute.make_rmem_tensor(thr_qk.partition_shape_C((64, self.tile_n)), Float32)
@@ -641,8 +642,8 @@ class AttentionForward:
             p=p,
             b=b,
             h=h,
-            q_idx=[row, row + 8],
-            limits=[self.row_columns(p, b, h, row + x, lane) for x in (0, 8)],  # held over the walk
+            q_idx=rows,
+            limits=[self.row_columns(p, b, h, q_idx, lane) for q_idx in rows],  # held over the walk
             lane=lane,
             turn=turn,
             mma_qk=t.mma_qk,
@@ -664,7 +665,8 @@ class AttentionForward:
         last_row = p.seqlen_q - 1
         live_min, live_max = n_min, n_max
         q_lo = m_block * self.tile_m
-        _, _, full_min, full_max = self.kv_tiles(p, b, h, q_lo, cutlass.min(q_lo + self.tile_m - 1, last_row))
+        q_hi = cutlass.min(q_lo + self.tile_m - 1, last_row)
+        _, _, full_min, full_max = self.kv_tiles(p, b, h, q_lo, q_hi)
         # Descend from the last live tile; an empty range is no segment.
         n_block = live_max - 1
         cute.arch.mbarrier_wait(rings.q_full + wg, phase)

@@ -96,6 +96,7 @@ def meta_of(plan_set: PlanSet, kernel_id: str) -> dict[str, Any]:
         "plans": [_plan_meta(p) for p in plan_set.plans],
         "limits": list(plan_set.limits),
         **({"paces": [list(p) for p in found]} if (found := paces(plan_set)) else {}),
+        **({"pack": pack} if (pack := plan_set.plans[0].schedule.pack) > 1 else {}),
         **map_meta(plan_set.plans[0].mask.map),
     }
 

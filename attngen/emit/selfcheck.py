@@ -37,6 +37,8 @@ class Captured:
 class CheckView:
     """Torch texts of the clauses, names of the extra arguments, sample inputs."""
 
+    shapes: str
+    timed_heads_kv: int
     mask_lines: tuple[str, ...]
     mask: str
     lines: tuple[str, ...]
@@ -64,6 +66,11 @@ class CheckView:
     free_dims: tuple[Scalar, ...]
 
 
+def _packed_shapes(group: int) -> tuple[tuple[int, ...], ...]:
+    """Shapes whose row tiles hold several query heads."""
+    return (2, 2 * group, 2, 33, 517), (1, 3 * group, 3, 160, 1024), (1, group, 1, 50, 37)
+
+
 def check_view(spec: AttentionSpec) -> CheckView:
     """Spell the dense meaning in torch."""
     printer = TorchPrinter()
@@ -79,7 +86,10 @@ def check_view(spec: AttentionSpec) -> CheckView:
     }  # fmt: skip
     scale_lines, (scale,) = straight_line(ScalarPrinter(), [spec.scale], _ATOMS, from_problem=False)
     has_rule = bool(scale_lines or params_of(spec.scale))
+    group = spec.schedule.pack_gqa or 1
     return CheckView(
+        shapes=repr(_SHAPES if group == 1 else _packed_shapes(group)),
+        timed_heads_kv=16 // group,
         mask_lines=mask_lines,
         mask=_framed(mask),
         lines=lines,
@@ -121,6 +131,8 @@ def _packed(spec: AttentionSpec) -> str:
     )
 
 
+#: Batch, heads_q, heads_kv, seqlen_q and seqlen_kv of a file's own check.
+_SHAPES = ((2, 4, 2, 333, 517), (1, 6, 2, 1024, 1024), (1, 2, 2, 200, 77))
 _KNOWN = frozenset(("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim", "head_dim_v"))
 
 

@@ -24,6 +24,7 @@ from attngen.emit.view import (
     MaskView,
     Output,
     Packed,
+    PackView,
     PlanView,
     RowResult,
     Uses,
@@ -311,7 +312,25 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         q_empty_note="the warp that stores O" if in_q else "the warps of the warpgroup",
         has_groups=any(p.schedule.l2_group_bytes for p in plan_set.plans),
         order_note=order,
+        pack=_pack(first.schedule.pack),
         **_ragged(spec, stages_o),
+    )
+
+
+def _pack(group: int) -> PackView:
+    on = group > 1
+    return PackView(
+        is_on=on,
+        group=group,
+        tile_queries="self.tile_queries" if on else "self.tile_m",
+        slice_queries="QUERIES" if on else "64",
+        last_query="QUERIES - 1" if on else "63",
+        seqlen_q="cute.size(mQ, mode=[0, 1])" if on else "cute.size(mQ, mode=[0])",
+        heads_q="cute.size(mQ, mode=[2]) * GROUP" if on else "cute.size(mQ, mode=[2])",
+        walked_heads="heads_kv" if on else "heads_q",
+        walked_of="p.heads_kv" if on else "p.heads_q",
+        kv_head="h" if on else "h // p.qhead_per_kvhead",
+        o_head="w.walked_head" if on else "w.h",
     )
 
 

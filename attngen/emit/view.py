@@ -238,6 +238,26 @@ class CommonView:
 
 
 @dataclass(frozen=True)
+class PackView:
+    """How rows of a tile are found where query heads of a KV head share it (`is_on`), and where they do not."""
+
+    is_on: bool
+    group: int
+    #: Queries of a row tile, of a warpgroup's slice of it, and the last of a slice.
+    tile_queries: str
+    slice_queries: str
+    last_query: str
+    #: Extents in the kernel, where Q is seen as the tiles see it.
+    seqlen_q: str
+    heads_q: str
+    #: Heads that are walked, in the kernel and of the problem; the KV head of such a one; that of a row tile's O.
+    walked_heads: str
+    walked_of: str
+    kv_head: str
+    o_head: str
+
+
+@dataclass(frozen=True)
 class KernelView(CommonView):
     """Everything the forward's templates read."""
 
@@ -266,6 +286,7 @@ class KernelView(CommonView):
     q_empty_note: str
     has_groups: bool
     order_note: str
+    pack: PackView
     walk_arguments: str
     stored_o: str
     packed_rows: tuple[RowResult, ...]

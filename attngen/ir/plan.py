@@ -28,6 +28,9 @@ from attngen.ir.spec import AttentionSpec
 from attngen.ir.tile_map import TileMap
 from attngen.ir.types import DType
 
+#: Query heads of a KV head whose rows may share a tile: rows r and r + 8, which a thread holds, are then of one head.
+PACKS = (1, 2, 4, 8)
+
 
 class Rescale(StrEnum):
     """When O and the row sum follow a grown row maximum."""
@@ -126,6 +129,8 @@ class SchedulePlan(Node):
     order: Literal["linear", "lpt"]
     #: Heads walk the row tiles together in groups whose K and V fit this many bytes of L2; 0: one head after the other.
     l2_group_bytes: int
+    #: Query heads of a KV head whose rows share a tile, row = query * pack + head; 1: a tile has rows of one head.
+    pack: int = 1
 
 
 class Buffer(Node):

@@ -79,7 +79,8 @@ class ScheduleHints(Node):
     persistent: bool | None = None
     cluster: tuple[int, int] | None = None
     split_kv: int | None = None
-    pack_gqa: bool | None = None
+    #: Query heads of a KV head that share a row tile; None: calls with few rows may take a kernel that packs them.
+    pack_gqa: int | None = None
     sm_margin: int | None = None
     pingpong: bool | None = None
     #: Spans of the entries, by entry name, for messages.

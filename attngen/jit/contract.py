@@ -176,6 +176,13 @@ def _shapes(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
             notes=("query head h reads KV head h // (heads_q / heads_kv)",),
             helps=("give q a multiple of k's heads", f"axes are read as ({', '.join(axes)}); check the layout"),
         )
+    pack = spec.schedule.pack_gqa or 1
+    if pack > 1 and hq != pack * hkv:
+        raise error(
+            "E0608",
+            f"{hq} query heads and {hkv} KV heads, where `pack_gqa` says {pack} query heads a KV head",
+            helps=("leave `pack_gqa` out: calls that gain by it find it",),
+        )
 
 
 def _has_strides(spec: AttentionSpec, name: str, x: torch.Tensor) -> None:

@@ -22,7 +22,7 @@ from attngen.jit import autograd, contract, ops
 from attngen.jit.cache import KernelCache
 from attngen.jit.device import has_gpu
 from attngen.jit.identity import handle_of
-from attngen.jit.launch import Ready
+from attngen.jit.launch import Launcher, Ready
 from attngen.jit.load import Loaded, Progress, load
 from attngen.jit.modes import (
     any_autocast,
@@ -38,6 +38,7 @@ from attngen.jit.serving import serving_of
 from attngen.jit.tables import TableBinder, Tables
 from attngen.passes.epilogue import further_names
 from attngen.passes.few import Pace
+from attngen.passes.packing import unpackable
 from attngen.source import KernelSource
 
 _Tensor = torch.Tensor
@@ -90,6 +91,9 @@ class Attention:
         serving = serving_of(spec, source.meta)
         self.binder, self.launcher, self._fill = serving.binder, serving.launcher, serving.fill
         self.launcher.paces = tuple(Pace(*p) for p in source.meta.get("paces", ()))
+        self._packed: dict[int, Attention] = {}
+        if rebuild is not None and spec.schedule.pack_gqa is None and not unpackable(spec):
+            self.launcher.packed = self.in_groups
         self.saves_o = "o_pre" in further_names(spec)
         self.backward = serving.backward(
             spec, self.binder, self.launcher.scale, target, cache, make=backward, progress=progress
@@ -366,6 +370,14 @@ class Attention:
                 self._other = self._rebuild(self.spec.replace(dtype=other))
                 self._other.backward.joint = self.backward.joint
         return self._other
+
+    def in_groups(self, group: int) -> Launcher:
+        """The launcher of this attention's kernel that packs `group` query heads, compiled at the first such call."""
+        with self._lock:
+            if group not in self._packed and self._rebuild is not None:
+                schedule = self.spec.schedule.replace(pack_gqa=group)
+                self._packed[group] = self._rebuild(self.spec.replace(schedule=schedule))
+        return self._packed[group].launcher
 
     def _needs_grad(self, named: dict[str, Any]) -> bool:
         names = self.binder.tensor_names

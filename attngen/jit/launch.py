@@ -53,7 +53,10 @@ class Launcher:
         #: How far a row reaches, known once a GPU is ready, and the params that it depends on.
         self.reach: Reach | None = None
         self._reach_places: tuple[int, ...] = ()
-        self._chosen: dict[tuple[Any, ...], int] = {}
+        #: The launcher of the kernel whose row tiles hold so many query heads; None: this one always serves.
+        self.packed: Callable[[int], Launcher] | None = None
+        self._pack = spec.schedule.pack_gqa or 1
+        self._chosen: dict[tuple[Any, ...], Any] = {}
         self._default_scale = self.scale.default
         self._dtype = TORCH_DTYPE[spec.out_dtype or spec.dtype]
         self._o_like_q = spec.head_dim_v == spec.head_dim_qk and self._dtype is TORCH_DTYPE[spec.dtype]
@@ -134,14 +137,14 @@ class Launcher:
                     state.keep_scratch(place, lse)
             elif return_lse:
                 lse = _empty_like(lse)  # faster than torch.empty with a shape
-        functions = self.functions
-        function = functions[0]
-        if len(functions) > 1:
-            key: tuple[Any, ...] = (batch * heads_q, seqlen_q, seqlen_kv, workers)
-            if self._reach_places:
-                key += tuple([tail[i] for i in self._reach_places])
-            chosen = self._chosen.get(key)
-            function = functions[self._choose(key) if chosen is None else chosen]
+        key: tuple[Any, ...] = (batch, heads_q, heads_kv, seqlen_q, seqlen_kv, workers)
+        if self._reach_places:
+            key += tuple([tail[i] for i in self._reach_places])
+        function = self._chosen.get(key)
+        if function is None:
+            if self._pack > 1 and heads_q != self._pack * heads_kv:
+                return self._without_launch(q, k, v, tail, scale, out, lse, return_lse)
+            function = self.choose(key)
         try:
             function(q, k, v, out, lse, counter, scale, workers, *tail, *further)
         except Exception as failure:
@@ -151,23 +154,27 @@ class Launcher:
             _written(*provided)
         return (out, lse) if return_lse else out
 
-    def _choose(self, key: tuple[Any, ...]) -> int:
-        """The plan of a call by its lengths and, where its row tiles are few, by their number; remembered.
+    def choose(self, key: tuple[Any, ...]) -> Callable[..., Any]:
+        """The function for a call: its plan by the lengths and, where row tiles are few, by their number; or that of a
+        kernel that packs query heads, made at the first call that gains by it. Remembered.
 
-        `key`: query heads of all batch elements, seqlen_q, seqlen_kv, workers, and the params of `reach`. Rows that
-        reach fewer keys than there are walk as rows of a shorter sequence do.
+        `key`: batch, heads_q, heads_kv, seqlen_q, seqlen_kv, workers, and the params of `reach`. Rows that reach fewer
+        keys than there are walk as rows of a shorter sequence do.
         """
-        heads, seqlen_q, seqlen_kv, workers, *params = key
-        longest = max(seqlen_q, seqlen_kv)
+        batch, heads_q, heads_kv, seqlen_q, seqlen_kv, workers, *params = key
+        heads, longest = batch * heads_q, max(seqlen_q, seqlen_kv)
         if self.reach is not None:
             seqlen_kv = self.reach.keys(params, seqlen_q, seqlen_kv)
             longest = min(longest, seqlen_kv + few.TILE_ROWS)
         usual = next((i for i, limit in enumerate(self._limits) if longest <= limit), len(self._limits))
+        chosen = few.pick(self.paces, usual, heads, seqlen_q, seqlen_kv, workers)
+        function: Callable[..., Any] = self.functions[chosen]
+        if self.packed and few.packs(self.paces, chosen, heads, heads_q // heads_kv, seqlen_q, seqlen_kv, workers):
+            function = self.packed(heads_q // heads_kv).choose(key)
         if len(self._chosen) >= _REMEMBERED:
             self._chosen.clear()
-        found = few.pick(self.paces, usual, heads, seqlen_q, seqlen_kv, workers)
-        self._chosen[key] = found
-        return found
+        self._chosen[key] = function
+        return function
 
     def launch_saving(
         self, ready: Ready, q: Any, k: Any, v: Any, tail: tuple[Any, ...], scale: Any

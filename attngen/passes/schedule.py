@@ -15,7 +15,7 @@ def l2_budget(compute: ComputePlan) -> int:
 
 
 def plan_schedule(
-    compute: ComputePlan, mask: MaskPlan, memory: MemoryPlan, order: str | None, pingpong: bool | None
+    compute: ComputePlan, mask: MaskPlan, memory: MemoryPlan, order: str | None, pingpong: bool | None, pack: int = 1
 ) -> SchedulePlan | Reject:
     """Assign roles and write down who arrives where.
 
@@ -70,4 +70,5 @@ def plan_schedule(
         pingpong=turn,
         order="lpt" if chosen == "lpt" else "linear",
         l2_group_bytes=l2_budget(c) if chosen == "lpt" else 0,
+        pack=pack,
     )

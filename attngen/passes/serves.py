@@ -7,8 +7,10 @@ from itertools import chain
 
 from attngen.diag.diagnostic import AttnError, Diagnostic, Label
 from attngen.diag.span import Span
+from attngen.ir.plan import PACKS
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout
+from attngen.passes.packing import unpackable
 from attngen.passes.parts import Part, gaps, is_composed, parts, pick
 from attngen.passes.selected import SELECTED, SIZES, is_selected, selected_spec
 from attngen.targets import sm90
@@ -81,10 +83,12 @@ def _gaps(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
             spec.block_sparse.span or spec.span,
             "leave the clause out, or use layout = bshd or bhsd",
         )
+    unpacked = unpackable(spec)
     hints: tuple[tuple[str, object, str], ...] = (
         ("a cluster", s.cluster if s.cluster not in (None, (1, 1)) else None, "leave `cluster` out"),
         ("split_kv", s.split_kv if s.split_kv not in (None, 1) else None, "leave `split_kv` out"),
-        ("pack_gqa", s.pack_gqa or None, "leave `pack_gqa` out"),
+        ("this pack_gqa", s.pack_gqa if s.pack_gqa not in (None, *PACKS) else None, "use 2, 4 or 8"),
+        (f"pack_gqa with {unpacked}", ((s.pack_gqa or 1) > 1 and unpacked) or None, "leave `pack_gqa` out"),
         ("persistent = false", s.persistent is False or None, "kernels are persistent: leave it out"),
         ("this order", s.order if s.order not in (None, "auto", "lpt", "linear") else None, "use lpt or linear"),
     )

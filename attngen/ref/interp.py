@@ -115,6 +115,7 @@ class _Execution:
         """Batch elements and heads one by one only where the tile bounds depend on them."""
         b, sq, hq, _ = self.bound.sizes
         step = WARPGROUP_ROWS if self.plan.mask.ranges_per_warpgroup else self.plan.compute.tile_m
+        step //= self.plan.schedule.pack  # as many queries, each of all heads of a group
         exprs = [e for t in self.plan.mask.form.bounds for e in (t.lower_min, t.lower_max, t.upper_min, t.upper_max)]
         if self.plan.mask.walk == "map":
             exprs = [self.bound.spec.mask]

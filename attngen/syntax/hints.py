@@ -35,7 +35,7 @@ SCHEDULE = {
     "persistent": "bool",
     "cluster": "shape",
     "split_kv": "int 1 1024",
-    "pack_gqa": "bool",
+    "pack_gqa": "int 1 8",
     "sm_margin": "int 0 1024",
     "pingpong": "bool",
 }

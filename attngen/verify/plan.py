@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from attngen.ir.plan import Buffer, KernelPlan, PlanSet
+from attngen.ir.plan import PACKS, Buffer, KernelPlan, PlanSet
 from attngen.ir.tables import Extreme, cover
 from attngen.targets import sm90
 
@@ -145,6 +145,8 @@ def _roles(plan: KernelPlan) -> Iterator[Check]:
     others = {r.registers for r in s.roles if r not in consumers}
     yield len(others) == 1, "schedule: the producer's warpgroup has more than one register count"
     yield s.l2_group_bytes >= 0, f"schedule: {s.l2_group_bytes} bytes of L2"
+    yield s.pack in PACKS, f"schedule: {s.pack} heads share a row tile"
+    yield s.pack == 1 or plan.mask.map is None, "schedule: a map has a row of bits a query head"
 
 
 def _barriers(plan: KernelPlan) -> Iterator[Check]:

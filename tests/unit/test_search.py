@@ -280,7 +280,7 @@ def test_e0402_names_what_is_not_served(name: str) -> None:
     [
         ("cluster = 2 x 1", "a cluster", "cluster"),
         ("split_kv = 4", "split_kv", "split_kv"),
-        ("pack_gqa = true", "pack_gqa", "pack_gqa"),
+        ("pack_gqa = 3", "this pack_gqa", "pack_gqa"),
         ("persistent = false", "persistent = false", "persistent"),
         ("order = spt", "this order", "order"),
         ("order = diagonal", "this order", "order"),

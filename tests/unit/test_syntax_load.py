@@ -43,7 +43,7 @@ attention base {
   output { dtype = f32, max_logit = true }
   block_sparse { q = 128, kv = 64, lists = given }
   schedule { tile = 128 x 176, stages = 2, order = lpt, cluster = 2 x 1, persistent = true, split_kv = auto,
-    pack_gqa = false, sm_margin = 4, pingpong = true }
+    pack_gqa = 1, sm_margin = 4, pingpong = true }
   backward { deterministic = true }
   target     = sm_90a, sm_100a
 }
@@ -91,7 +91,7 @@ def test_every_clause() -> None:
     assert spec.backward == BackwardHints(deterministic=True)
     hints = spec.schedule
     assert (hints.tile_m, hints.tile_n, hints.stages, hints.order, hints.cluster) == (128, 176, 2, "lpt", (2, 1))
-    assert (hints.persistent, hints.split_kv, hints.pack_gqa, hints.sm_margin) == (True, None, False, 4)
+    assert (hints.persistent, hints.split_kv, hints.pack_gqa, hints.sm_margin) == (True, None, 1, 4)
     assert hints.pingpong is True
     assert [name for name, _ in hints.places][:2] == ["tile", "stages"]
     assert spec.targets == ("sm_90a", "sm_100a")

@@ -23,7 +23,7 @@ VARIANTS = {
   scale    = mscale * mscale / sqrt(192.0)
   param mscale: float = 1.37
   mask = causal
-  schedule { split_kv = 8, pack_gqa = true }
+  schedule { split_kv = 8, pack_gqa = 8 }
 """,
     "longformer": """
   head_dim = 64
