@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from attngen.ir.expr import Atom, Const, Expr
-from attngen.ir.tables import ROW_BLOCK, ROW_WINDOW, Extreme
+from attngen.ir.tables import ROW_BLOCK, ROW_WINDOW, Extreme, dims_in_memory
 from attngen.ir.tile_map import map_words
 from attngen.ir.types import Layout
 from attngen.passes.few import ROUNDS, paces
@@ -111,7 +111,8 @@ def _mask(form: MaskForm) -> Iterator[str]:
         yield f"  table {t.name}: i32[{', '.join(t.dims)}]" + (" sorted" if t.sorted else "")
         yield f"    how many elements of {row} are {below} {_text(t.value, '')}, by a binary search each"
     if form.tables:
-        rows = " + ".join(" * ".join(t.dims) + (f" / {ROW_BLOCK}" * isinstance(t, Extreme)) for t in form.tables)
+        held = [(" * ".join(dims_in_memory(t)), f" / {ROW_BLOCK}" * isinstance(t, Extreme)) for t in form.tables]
+        rows = " + ".join(f"{axes}{block}" for axes, block in held)
         yield f"  tables take 4 * ({rows}) bytes, filled before each call by a thread or a warp an element"
     for r in form.reasons:
         yield f"  element-wise term `{r.term}`: {r.why}"

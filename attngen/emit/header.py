@@ -9,7 +9,7 @@ from attngen.ir.backward import BackwardPlanSet
 from attngen.ir.expr import Const, Expr
 from attngen.ir.plan import KernelPlan, PlanSet
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.tables import ROW_BLOCK, Extreme, Table
+from attngen.ir.tables import ROW_BLOCK, Extreme, Table, dims_in_memory
 from attngen.ir.types import Layout, Normalizer
 
 _WIDTH = 116
@@ -238,7 +238,7 @@ def _dim(d: str | int, varlen: bool) -> str:
 
 
 def _axes(t: Table | Extreme) -> list[str]:
-    return [f"seqlen_q / {ROW_BLOCK}" if isinstance(t, Extreme) and d == "seqlen_q" else d for d in t.dims]
+    return [f"seqlen_q / {ROW_BLOCK}" if isinstance(t, Extreme) and d == "seqlen_q" else d for d in dims_in_memory(t)]
 
 
 def _bounds(low: float | None, high: float | None) -> str:

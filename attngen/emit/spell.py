@@ -215,7 +215,7 @@ def common_fields(
         "head_dim_v": extent(c.head_dim_v, c.head_dim_v_padded),
         "limits": repr(tuple(plan_set.limits)),
         "mask": mask_view(printer, mask, facts, spec.mask, by_rows=forward),
-        **table_fields(printer, tables, facts),
+        **table_fields(printer, tables, facts, spec),
         "has_score": c.has_score,
         "has_softmax": spec.normalizer is Normalizer.SOFTMAX,
         "weight": weight(spec.normalizer, "w.acc_s[i]" if forward else "score", c.has_score),
@@ -340,6 +340,8 @@ def _of_sequences(spec: AttentionSpec, args: tuple[Argument, ...]) -> dict[str, 
     names = {t.name for t in spec.lengths}
     packed = [p for t in spec.tensors if (p := packed_axes(spec, safe_name(t.name), t)) is not None]
     return {
+        "batch": "sequences - 1" if varlen else "sequences",
+        "sequences": "cute.size(cu_seqlens_q)" if varlen else "cute.size(seqused_q)",
         "heads_last_note": "(seqlen, head_dim, heads)" if varlen else "(seqlen, head_dim, heads, batch)",
         "last_axis": "2" if varlen else "3",
         "shape_lse": "heads_q, total_q" if varlen else "batch, heads_q, seqlen_q",
@@ -366,7 +368,6 @@ def _ragged(spec: AttentionSpec, stages_o: bool) -> dict[str, Any]:
         "packed_rows": tuple(RowResult(n) for n in rows) if varlen else (),
         "rows_to_write": "w.p.rows_q" if ragged else "w.p.seqlen_q",
         "row_of_o": "w.p.start_q + w.q_idx[r], None, w.h" if varlen else "w.q_idx[r], None, w.h, w.b",
-        "batch": "sequences - 1" if varlen else "sequences",
         "row_tiles": "total_q // self.tile_m + sequences"
         if varlen
         else "cute.ceil_div(total_q, self.tile_m) * sequences",

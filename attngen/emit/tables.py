@@ -10,7 +10,8 @@ from typing import Any
 from attngen.emit.exprs import CutePrinter, safe_name
 from attngen.emit.header import clipped, spelled
 from attngen.emit.straight import fold, straight_line
-from attngen.ir.tables import AXES, ROW_BLOCK, Extreme, Table
+from attngen.ir.spec import AttentionSpec
+from attngen.ir.tables import AXES, ROW_BLOCK, Extreme, Table, dims_in_memory
 from attngen.passes.facts import Facts
 from attngen.passes.lookups import wide_sum
 
@@ -43,8 +44,7 @@ class LookupView:
     coords: tuple[str, ...]
     place: str
     bindings: tuple[str, ...]
-    tensor: str
-    axis: int
+    end: str
     value: str
     counts: str
 
@@ -63,12 +63,14 @@ class ExtremeView:
     combine: str
 
 
-def table_fields(printer: CutePrinter, tables: Sequence[Table | Extreme], facts: Facts) -> dict[str, Any]:
+def table_fields(
+    printer: CutePrinter, tables: Sequence[Table | Extreme], facts: Facts, spec: AttentionSpec
+) -> dict[str, Any]:
     """The fields of `CommonView` about tables; `printer` collects the helpers that they call."""
     if tables:
         printer.used.add("at")
     words = Counter(" * ".join(_extents(t, "-(-seqlen_q // {})")) for t in tables)
-    lookups = tuple(_lookup(printer, t, facts) for t in tables if isinstance(t, Table))
+    lookups = tuple(_lookup(printer, t, facts, spec) for t in tables if isinstance(t, Table))
     extremes = tuple(_extreme(printer, t) for t in tables if isinstance(t, Extreme))
     blocks = "cute.ceil_div(seqlen_q, {})"
     return {
@@ -79,18 +81,21 @@ def table_fields(printer: CutePrinter, tables: Sequence[Table | Extreme], facts:
         "lookups": lookups,
         "extremes": extremes,
         "table_words": " + ".join(f"{n} * {text}" if n > 1 else text for text, n in words.items()),
+        "packed_tables": tuple(PlacedTable(safe_name(t.name), "") for t in tables if isinstance(t, Table) and t.packed),
+        "has_packed_tables": any(isinstance(t, Table) and t.packed for t in tables),
     }
 
 
 def _extents(t: Table | Extreme, blocks: str) -> list[str]:
-    return [blocks.format(ROW_BLOCK) if isinstance(t, Extreme) and d == "seqlen_q" else d for d in t.dims]
+    dims = dims_in_memory(t)
+    return [blocks.format(ROW_BLOCK) if isinstance(t, Extreme) and d == "seqlen_q" else d for d in dims]
 
 
 def _tuple(parts: list[str]) -> str:
     return ", ".join(parts) + ("," if len(parts) == 1 else "")
 
 
-def _lookup(printer: CutePrinter, t: Table, facts: Facts) -> LookupView:
+def _lookup(printer: CutePrinter, t: Table, facts: Facts, spec: AttentionSpec) -> LookupView:
     name, total = safe_name(t.name), wide_sum(t.value, facts)
     parts = [t.value] if total is None else [*total.terms]
     lines, texts = straight_line(printer, [*t.lead, *parts], _GIVEN)
@@ -102,17 +107,20 @@ def _lookup(printer: CutePrinter, t: Table, facts: Facts) -> LookupView:
         value = fold(" + ".join(summands).replace(" + -", " - "))
     tensor = safe_name(t.tensor)
     below = "below" if t.side == "first" else "at most"
+    dims, place = dims_in_memory(t), "row" if t.packed else "q_idx"
+    last = spec.tensor(t.tensor).dims[-1]
+    own = spec.layout.is_ragged and last in ("seqlen_q", "seqlen_kv")  # a sequence's part ends with it
+    end = f"p.{last}" if own else f"{tensor}.shape[{len(t.lead)}]"
     row = f"{t.tensor}[{', '.join(spelled(e) for e in t.lead)}]" if t.lead else t.tensor
     return LookupView(
         name=name,
         note=clipped(f"elements of {row} are {below} {spelled(t.value)}", 92 - len(name)),
         title=t.name,
         fill=f"fill_{name}",
-        coords=_coords(t.dims, "q_idx", "p.seqlen_q"),
-        place=", ".join(AXES[d] for d in t.dims),
+        coords=(*_coords(dims, place, "p.seqlen_q"), *(["b, q_idx = self.place_of(p, row)"] if t.packed else [])),
+        place=", ".join(place if d == "seqlen_q" else AXES[d] for d in dims),
         bindings=(*lines, *([] if f"{tensor} = p.{tensor}" in lines else [f"{tensor} = p.{tensor}"])),
-        tensor=tensor,
-        axis=len(t.lead),
+        end=f"Int32({end})",
         value=value,
         counts=f"at({tensor}, {''.join(f'{x}, ' for x in lead)}middle) {'<' if t.side == 'first' else '<='} wanted",
     )

@@ -207,6 +207,8 @@ class CommonView:
     sink: Formula
     is_ragged: bool
     is_varlen: bool
+    batch: str
+    sequences: str
     heads_last_note: str
     last_axis: str
     shape_lse: str
@@ -224,6 +226,8 @@ class CommonView:
     lookups: tuple[LookupView, ...]
     extremes: tuple[ExtremeView, ...]
     table_words: str
+    packed_tables: tuple[PlacedTable, ...]
+    has_packed_tables: bool
     call: str
     dims: tuple[Dim, ...]
     shape_q: str
@@ -292,7 +296,6 @@ class KernelView(CommonView):
     packed_rows: tuple[RowResult, ...]
     rows_to_write: str
     row_of_o: str
-    batch: str
     row_tiles: str
     tiles: str
     seq_order_note: str

@@ -36,6 +36,8 @@ class Table(Node):
     around: Expr | None = None
     #: The table never falls along its last axis, which is `seqlen_q`.
     sorted: bool = False
+    #: Rows of all sequences stand one behind the other: in memory there is no axis of them.
+    packed: bool = False
 
 
 #: Rows from one element of an `Extreme` to the next, and rows that an element is about: two elements cover any tile of
@@ -66,7 +68,15 @@ def cover(rows: int) -> bool:
 
 def axes_of(table: Table | Extreme) -> list[Any]:
     """Its dims as `ATTN_META["tables"]` has them, see `elements`."""
-    return [["seqlen_q", ROW_BLOCK] if d == "seqlen_q" and isinstance(table, Extreme) else d for d in table.dims]
+    return [
+        ["seqlen_q", ROW_BLOCK] if d == "seqlen_q" and isinstance(table, Extreme) else d for d in dims_in_memory(table)
+    ]
+
+
+def dims_in_memory(table: Table | Extreme) -> tuple[str, ...]:
+    """Its dims without the axis that packed sequences do not have."""
+    packed = isinstance(table, Table) and table.packed
+    return tuple(d for d in table.dims if not (packed and d == "batch"))
 
 
 def words(rows: Iterable[Mapping[str, Any]], sizes: Mapping[str, int]) -> int:

@@ -15,7 +15,7 @@ from attngen.ir.types import Layout
 from attngen.jit import ops
 from attngen.jit.kernel import Attention
 from attngen.jit.launch import Launcher, Ready
-from attngen.jit.ragged import RaggedLauncher
+from attngen.jit.ragged import RaggedLauncher, RaggedTableLauncher
 from attngen.jit.tables import TableLauncher
 from attngen.jit.unnormalized import Unnormalized
 from attngen.passes.epilogue import has_epilogue
@@ -78,6 +78,10 @@ class FurtherRaggedLauncher(FurtherLauncher, RaggedLauncher):
 
     def is_empty(self, q: Any, k: Any, tail: tuple[Any, ...]) -> bool:
         return super().is_empty(q, k, tail) or not self.sequences(tail)
+
+
+class FurtherRaggedTableLauncher(FurtherRaggedLauncher, RaggedTableLauncher):
+    """Of a ragged layout and a mask with tables."""
 
 
 def row_shape(spec: AttentionSpec, q: Any) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from attngen.jit.launch import Launcher, Ready, _written
 from attngen.jit.named import Binder
 from attngen.jit.scale import number
 from attngen.jit.shapes import Sizes, sizes_of
+from attngen.jit.tables import TableBinder, TableLauncher
 
 _I32, _F32 = torch.int32, torch.float32
 
@@ -157,7 +158,6 @@ class RaggedLauncher(Launcher):
             lse = found if lse is None else lse.copy_(found)
         return (out, lse) if return_lse else out
 
-
     def largest(self, q: Any, k: Any, v: Any, tail: tuple[Any, ...], scale: float) -> Any:
         """The largest kept score of each row by the blockwise reference; waits for the lengths."""
         from attngen.ref import blockwise, ragged
@@ -173,6 +173,14 @@ class RaggedLauncher(Launcher):
         """(params, captured tensors, lengths) by name."""
         params, given = self._binder.split(tail)
         return params, given, {t.name: given.pop(t.name) for t in self.spec.lengths}
+
+
+class RaggedTableBinder(TableBinder, RaggedBinder):
+    """Of a mask with tables: the handle comes last."""
+
+
+class RaggedTableLauncher(TableLauncher, RaggedLauncher):
+    """Of a mask with tables."""
 
 
 def plan_of(limits: tuple[int, ...], length: int) -> int:

@@ -29,10 +29,10 @@ def serving_of(spec: AttentionSpec, meta: Mapping[str, Any]) -> Serving:
     limits, keeps = tuple(meta.get("limits", ())), bool(meta.get("tables") or "map" in meta)
     kept = meta if keeps else None
     if spec.layout.is_ragged:
-        from attngen.jit.ragged import RaggedBinder
+        from attngen.jit.ragged import RaggedBinder, RaggedTableBinder
         from attngen.jit.ragged_backward import RaggedBackward
 
-        ragged = RaggedBinder(spec)
+        ragged = RaggedTableBinder(spec) if keeps else RaggedBinder(spec)
         return Serving(ragged, launcher_of(spec, ragged, limits, kept), RaggedBackward, ragged.filled)
     binder = TableBinder(spec) if keeps else Binder(spec)
     return Serving(binder, launcher_of(spec, binder, limits, kept), Backward)
@@ -44,15 +44,15 @@ def launcher_of(spec: AttentionSpec, binder: Binder, limits: tuple[int, ...], me
     `meta`: of a mask with tables or a tile map, else None.
     """
     if spec.layout.is_ragged and not further_names(spec):
-        from attngen.jit.ragged import RaggedLauncher
+        from attngen.jit.ragged import RaggedLauncher, RaggedTableLauncher
 
-        return RaggedLauncher(spec, binder, limits)
+        return RaggedTableLauncher(spec, binder, limits, meta) if meta else RaggedLauncher(spec, binder, limits)
     if further_names(spec):
-        from attngen.jit.further import FurtherLauncher, FurtherRaggedLauncher, FurtherTableLauncher
+        from attngen.jit import further
 
-        if spec.layout.is_ragged:
-            return FurtherRaggedLauncher(spec, binder, limits)
         if meta:
-            return FurtherTableLauncher(spec, binder, limits, meta)
-        return FurtherLauncher(spec, binder, limits)
+            both = further.FurtherRaggedTableLauncher if spec.layout.is_ragged else further.FurtherTableLauncher
+            return both(spec, binder, limits, meta)
+        alone = further.FurtherRaggedLauncher if spec.layout.is_ragged else further.FurtherLauncher
+        return alone(spec, binder, limits)
     return TableLauncher(spec, binder, limits, meta) if meta else Launcher(spec, binder, limits)

@@ -14,6 +14,7 @@ from attngen.diag.diagnostic import error
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.tables import words
 from attngen.ir.tile_map import map_words
+from attngen.ir.types import Layout
 from attngen.jit import launch
 from attngen.jit.launch import Launcher, Ready
 from attngen.jit.named import Binder
@@ -136,19 +137,21 @@ class Workspace:
 
     def __init__(self, spec: AttentionSpec, counter: Counter) -> None:
         self._spec, self._counter = spec, counter
-        self._params, self._tensors = len(spec.params), len(spec.params) + len(spec.tensors)
+        self._params, self._tensors = len(spec.params), len(spec.params) + len(spec.inputs)
+        self._varlen = spec.layout is Layout.VARLEN
         self._counts: dict[Any, tuple[Any, int]] = {}
 
     def of(
         self, device: Any, shape_q: Any, shape_k: Any, bound: Sequence[Any], handle: Tables | None
     ) -> tuple[Any, int]:
         """For a call with q and k of these shapes, and with the params and captured tensors `bound`."""
-        key = (device, shape_q, shape_k)
+        sequences = bound[self._params].shape[0] - 1 if self._varlen else None
+        key = (device, shape_q, shape_k, sequences)
         found = self._counts.get(key)
         if found is None:
             if len(self._counts) >= _REMEMBERED:
                 self._counts.clear()
-            found = self._counts[key] = self._counter(sizes_of_shapes(self._spec, shape_q, shape_k))
+            found = self._counts[key] = self._counter(sizes_of_shapes(self._spec, shape_q, shape_k, sequences))
         what, count = found
         if handle is None:
             return _empty(count, dtype=_I32, device=device), 1

@@ -17,7 +17,7 @@ from attngen.ir.functions import apply
 from attngen.ir.linear import Linear, linear_of
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.tables import AXES, ROW_BLOCK, Extreme, Table
-from attngen.ir.types import DType, Type
+from attngen.ir.types import DType, Layout, Type
 from attngen.passes.facts import INT32, Q_HI, Q_LO, Facts, is_positive, range_of, reads_row
 from attngen.passes.nnf import reads_key
 
@@ -29,7 +29,7 @@ class Lookups:
 
     def __init__(self, spec: AttentionSpec) -> None:
         self._taken = {p.name for p in spec.params} | {t.name for t in spec.tensors}
-        self._ragged = spec.layout.is_ragged  # a table's rows would end with their sequence: not made yet
+        self._layout = spec.layout
         self._made: dict[tuple[Expr, Expr, str], Table] = {}
         self._extremes: dict[tuple[Expr, bool], Extreme] = {}
 
@@ -43,7 +43,7 @@ class Lookups:
 
         Two windows of rows cover a tile (`ir.tables.ROW_WINDOW`), with up to a block of rows around it.
         """
-        if self._ragged or e.type is Type.FLOAT or reads_key(e):
+        if self._layout.is_ragged or e.type is Type.FLOAT or reads_key(e):  # windows would end with their sequence
             return None
         first = apply("floordiv", Q_LO, const(ROW_BLOCK))
         last = apply("max", apply("sub", apply("floordiv", Q_HI, const(ROW_BLOCK)), const(1)), first)
@@ -71,7 +71,7 @@ class Lookups:
         lead, index = t.indices[:-1], t.indices[-1:]
         if t.type is not Type.INT or t.tensor not in facts.sorted or t.tensor in facts.tables or not index:
             return None
-        if self._ragged or any(reads_key(e) for e in (*lead, value)):
+        if any(reads_key(e) for e in (*lead, value)):
             return None
         key = t.replace(indices=lead), value, side
         if key not in self._made:
@@ -89,6 +89,8 @@ class Lookups:
         self, t: Load, lead: tuple[Expr, ...], value: Expr, side: Literal["first", "end"], facts: Facts
     ) -> Table:
         dims = _dims((*lead, value))
+        if self._layout.is_ragged and "batch" not in dims:  # the tensor, lengths and positions are a sequence's
+            dims = ("batch", *dims)
         own = isinstance(value, Load) and value.tensor == t.tensor and value.indices[:-1] == lead
         still = not any(reads_row(e) for e in lead)
         return Table(
@@ -100,6 +102,7 @@ class Lookups:
             side=side,
             around=value.indices[-1] if own and isinstance(value, Load) else None,
             sorted="seqlen_q" in dims and still and rises(value, facts),
+            packed=self._layout is Layout.VARLEN and "seqlen_q" in dims,
         )
 
     def _name(self, stem: str) -> str:

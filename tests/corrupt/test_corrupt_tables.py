@@ -104,7 +104,7 @@ def test_extremes_come_after_what_they_are_of() -> None:
         "doc_first", "doc_end", "doc_first_least", "doc_first_greatest", "doc_end_least", "doc_end_greatest"
     ]  # fmt: skip
     first, second = text.index("            fill(\n"), text.index("            extremes(\n")
-    end = text.index("        kernel = self.kernel\n", second)
+    end = text.index("        # ---- schedule", second)
     swapped = text[:first] + text[second:end] + text[first:second] + text[end:]
     early = text.replace(
         '"""Tables of positions: one thread for an element of each."""\n',

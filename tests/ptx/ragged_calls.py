@@ -16,6 +16,7 @@ from attngen import samples
 from attngen.emit.backward import emit_backward
 from attngen.ir.expr import atom
 from attngen.ir.spec import AttentionSpec
+from attngen.ir.tables import words
 from attngen.ir.types import Layout, Normalizer
 from attngen.jit import captured as jit_captured
 from attngen.jit.scale import Scale
@@ -133,8 +134,19 @@ class Call:
         names = ["q", "k", "v", "o", "lse", "tile_counter", "softmax_scale", "workers", "seq_order"]
         further = {"o_pre": torch.full_like(o, NAN), "saves_o": 1, "max_logit": torch.full_like(lse, NAN)}
         further = {n: further[n] for n in meta.get("further", ())}
-        tail = {**self.params, **self.lengths, **self.tensors, **further}
+        tail = {**self.params, **self.lengths, **self.tensors, **self.tables(meta), **further}
         return [*names, *tail], [q, k, v, o, lse, counter, value, workers, order, *tail.values()]
+
+    def sizes(self) -> dict[str, int]:
+        """Extents of the call."""
+        batch = len(next(iter(self.lengths.values()))) - self.varlen
+        return sizes_of(self.spec, self.qkv[0], self.qkv[1], batch if self.varlen else None)
+
+    def tables(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        """The workspace of the mask's tables, poisoned, and 1: they are to be filled."""
+        if not (rows := meta.get("tables")):
+            return {}
+        return {"tables": torch.full((words(rows, self.sizes()),), -(2**31), dtype=torch.int32), "build_tables": 1}
 
     def verify(self, module: ModuleType, plan: int = 0, **options: Any) -> tuple[Tensor, Tensor]:
         """One call without a fault, whose results are the dense meaning's to within rounding."""
@@ -205,7 +217,7 @@ class Gradients:
         dkv = [x.unflatten(-2, (-1, parts)).sum(-2).to(x.dtype) if parts > 1 else x for x in sums]
         tensors = {**call.lengths, **call.tensors}
         found = jit_captured.gradients(
-            self.spec, self.rows, self.made, self.captured, call.params, tensors, self._sizes(call)
+            self.spec, self.rows, self.made, self.captured, call.params, tensors, call.sizes()
         )
         return [dq, *dkv, *(found[n] for n in self.captured)]
 
@@ -219,11 +231,6 @@ class Gradients:
         )
         return {n: [x] for n, x in found.captured.items()}
 
-    def _sizes(self, call: Call) -> dict[str, int]:
-        """Extents of a call."""
-        batch = len(next(iter(call.lengths.values()))) - call.varlen
-        return sizes_of(self.spec, call.qkv[0], call.qkv[1], batch if call.varlen else None)
-
     def report(self, call: Call, *, workers: int = 132, parts: int = 1, **options: Any) -> Report:
         """What the checker says of one call; its results are `outputs`."""
         q, k, v = call.qkv
@@ -231,7 +238,7 @@ class Gradients:
         tiles = call.row_tiles(plan["tile_m"])
         workspace = torch.full((q.shape[-2] * tiles * plan["workspace_per_tile"],), NAN)
         o, lse, do, dlse = call.saved()
-        self.rows, sizes = self.module.ATTN_META["backward"]["gradients"], self._sizes(call)
+        self.rows, sizes = self.module.ATTN_META["backward"]["gradients"], call.sizes()
         self.made, given = jit_captured.buffers(self.spec, self.rows, {**call.lengths, **call.tensors}, sizes)
         if rewrites_do(self.spec):
             given.append(torch.full(o.shape, NAN, dtype=q.dtype))
@@ -240,9 +247,11 @@ class Gradients:
         tail = (*call.params.values(), *call.lengths.values(), *call.tensors.values())
         scale = Scale(self.spec)
         value = scale.default if scale.default == scale.default else scale.of((*call.params.values(),))
+        tables = call.tables(self.module.ATTN_META)
         names = ["q", "k", "v", "o", "do", "lse", "dlse", "dq", "dk", "dv", "workspace", "softmax_scale", "workers"]
+        names += [*call.params, *call.lengths, *call.tensors, *tables, *(f"buffer {n}" for n in range(len(given)))]
+        last = (*tail, *tables.values(), *given)
         return check(
-            self.code, q, k, v, o, do, lse, dlse, *self.outputs, workspace, value, workers, *tail, *given,
-            names=[*names, *call.params, *call.lengths, *call.tensors, *(f"buffer {n}" for n in range(len(given)))],
+            self.code, q, k, v, o, do, lse, dlse, *self.outputs, workspace, value, workers, *last, names=names,
             **options,
         )  # fmt: skip

@@ -10,6 +10,7 @@ from ragged_calls import Call
 
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
+from attngen.ref import ragged
 from attngen.syntax import load_spec
 
 pytestmark = pytest.mark.dsl
@@ -68,6 +69,23 @@ attention sigmoid_ragged {{
   output {{ max_logit = true }}
 }}
 """,
+    "documents": """attn 1
+attention documents {{
+  head_dim = 64
+  layout = {layout}
+  tensor doc: i32[seqlen_kv] sorted
+  mask = kv_idx <= q_pos and doc[max(q_pos, 0)] == doc[kv_idx]
+}}
+""",
+    "times": """attn 1
+attention times {{
+  head_dim = 64
+  layout = {layout}
+  tensor when: i32[batch, 300] sorted
+  tensor upto: i32[batch, heads_q]
+  mask = when[b, kv_idx] <= upto[b, h]
+}}
+""",
     "relu": "attn 1\nattention relu_ragged {{\n  head_dim = 64\n  layout = {layout}\n  normalizer = relu\n}}\n",
 }
 #: Fewer and more keys than rows, no rows, no keys, neither; past a tile's end and on it.
@@ -89,9 +107,14 @@ def test_values(name: str, layout: str) -> None:
     spec = spec_of(LOCAL if name == "local" else PLAIN[name], layout)
     module, _ = compile_spec(spec)
     batches = BATCHES if name == "local" else [[(70, 66), (0, 7), (5, 0), (33, 130)]]
+    assert name not in ("documents", "times") or module.ATTN_META["tables"]
     for seed, lengths in enumerate(batches):
         heads = (4, 2) if seed == 1 else (2, 1)
         call = Call(spec, lengths, heads, tail=seed % 2 * 70 + 2, extent=(271, 202), seed=seed)
+        if name == "documents":  # ids begin anew in each sequence: sorted there, and not over all
+            held = ragged.sequences(spec, *call.qkv[:2], call.lengths)
+            for s in held if layout == "varlen" else []:
+                call.tensors["doc"][s.keys] = torch.arange(s.keys.stop - s.keys.start, dtype=torch.int32) // 20
         call.verify(module, seed=seed, workers=(3, 1, 2, 40)[seed])
 
 

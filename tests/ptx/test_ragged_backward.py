@@ -32,6 +32,9 @@ SPECS = {
   normalizer = sigmoid
   score = s - log(float(max(seqlen_kv, 1)))
   mask = kv_idx <= q_pos""",
+    "documents": """head_dim = 64
+  tensor doc: i32[seqlen_kv] sorted
+  mask = kv_idx <= q_pos and doc[max(q_pos, 0)] == doc[kv_idx]""",
     "relu": "head_dim = 64\n  normalizer = relu\n  mask = kv_idx <= q_pos",
 }
 #: Tensors that learn: sums by row and key, of a sequence and of all, element by element; a sink; through the epilogue.

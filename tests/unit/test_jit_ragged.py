@@ -251,7 +251,7 @@ def test_backward_launch(attach: Any) -> None:
     variant = Variant(
         functions=(launched,), tile_m=(plan_["tile_m"],), tile_n=plan_["tile_n"], cluster=1,
         workspace=(plan_["workspace_per_tile"],), limits=(), rows=tuple(meta["gradients"]), learned=("shift",),
-        referenced=(), varies=False, tables=None,
+        referenced=(), varies=False,
     )  # fmt: skip
     attention.backward.variants[(True, True, True, True)] = variant
     q, k, v = varlen()
@@ -299,6 +299,43 @@ def test_further_results(attach: Any, layout: str) -> None:
     assert calls[-1][-2] == 0
     whole = attention.launcher.launch_whole(ready, q[:, :0], k, v, tail, None, True)  # type: ignore[attr-defined]
     assert len(calls) == 2 and whole[3].numel() == 0
+
+
+DOCUMENTS = """attn 1
+attention packed {{
+  head_dim = 64
+  layout = {layout}
+  tensor doc: i32[{batch}seqlen_kv] sorted
+  mask = kv_idx <= q_pos and doc[{b}max(q_pos, 0)] == doc[{b}kv_idx]
+  {more}
+}}
+"""
+
+
+@pytest.mark.parametrize("more", ["", "output { max_logit = true }"])
+@pytest.mark.parametrize("layout", ["varlen", "padded"])
+def test_tables(attach: Any, layout: str, more: str) -> None:
+    """A word for each row of memory; a handle keeps them while tensors and lengths are the same."""
+    batch, b = ("", "") if layout == "varlen" else ("batch, ", "b, ")
+    attention, calls = attach(load_spec(DOCUMENTS.format(layout=layout, batch=batch, b=b, more=more)))
+    shape = (8,) if layout == "varlen" else (3, 8)
+    q, k, v = (torch.zeros(*shape, h, 64, dtype=BF16) for h in (4, 2, 2))
+    name = "cu_seqlens_q" if layout == "varlen" else "seqused_kv"
+    lengths = starts(3, 0, 5) if layout == "varlen" else torch.tensor([3, 0, 5]).int()
+    doc, kept, seen = torch.zeros(shape, dtype=torch.int32), attention.tables(), []
+    place = -3 if more else -2
+    for change in (None, None, "lengths", None, "doc"):
+        lengths = lengths.clone() if change == "lengths" else lengths
+        if change == "doc":
+            doc += 1
+        used = {"seqused_q": lengths} if layout == "padded" else {"cu_seqlens_kv": lengths}
+        attention(q, k, v, **{name: lengths}, **used, doc=doc, tables=kept)
+        words, build = calls[-1][place], calls[-1][place + 1]
+        seen.append(build)
+        assert words.numel() == doc.numel() and len(attention.source.meta["tables"]) == 1
+    assert seen == [1, 0, 1, 0, 1]
+    attention(q, k, v, **{name: lengths}, doc=doc)
+    assert calls[-1][place + 1] == 1
 
 
 def test_largest_scores_on_the_cpu() -> None:
