@@ -62,7 +62,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0903924f07108d85fb9619611fb53d9f68161226a764665a96de6a84560fea71",
-    "body_sha256": "302219c83b57b417cc5fbbeef810ee7573b2a727097145df685cf48c1bd14025",
+    "body_sha256": "5ffb36f1e4f5306f972a1b0f6df4617f337177e48ce227b26104b90c51beaa92",
     "layout": "varlen",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -737,12 +737,11 @@ class AttentionBackward:
         plan = self.plan
         heads_q, heads_kv, heads_dkv = (cute.size(x, mode=[2]) for x in (mQ, mK, mdK))
         sequences = cute.size(cu_seqlens_q)
-        batch = sequences - 1
         p = SimpleNamespace(  # the problem; what is one sequence's, see `kv_tile`
             total_q=self.rows_in(mQ),
             total_kv=self.rows_in(mK),
             sequences=sequences,
-            batch=batch,
+            batch=sequences - 1,
             heads_q=heads_q,
             heads_kv=heads_kv,
             heads_dkv=heads_dkv,
@@ -1571,8 +1570,9 @@ def inputs(torch, batch, heads_q, heads_kv, seqlen_q, seqlen_kv):
 
 def arguments(torch, index, q, k, v, o, do, lse, dlse, extra, softmax_scale):
     """Everything the compiled function takes; dq, dk, dv (at 7, 8, 9) and the workspace are NaN until it has run."""
-    heads_q, total_q = lse.shape
-    tiles = heads_q * (total_q // PLANS[index].tile_m + extra[1].shape[0])
+    heads_q, seqlen_q = lse.shape
+    batch = extra[1].shape[0] - 1
+    tiles = heads_q * (seqlen_q // PLANS[index].tile_m + batch + 1)
     words = ATTN_META["backward"]["plans"][index]["workspace_per_tile"]
     dq, dk, dv = (torch.full_like(x, float("nan")) for x in (q, k, v))
     workspace = torch.full((tiles * words,), float("nan"), device=q.device)

@@ -51,13 +51,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "packing_ids_fwd_sm_90_0c221c82",
+    "kernel_id": "packing_ids_fwd_sm_90_7efc5bc6",
     "name": "packing_ids",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "47e4a10b4b007945faaa09f4b2e8b0406eba0d405cc5d8f60192abe6f66e51e6",
-    "body_sha256": "bf3d30ad1da2dd75000ddd327fc1d4e3e9eac5c75b88e42b91d7d9ff3465fea9",
+    "body_sha256": "97f85807c21cf3b62bbc0c9ef2b3fba589c27597358ea84116a0730ae734ae61",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -354,10 +354,6 @@ class AttentionForward:
 
         self.shared_storage = SharedStorage
 
-        # ---- schedule: grid, and how many heads walk their row tiles together ----
-        m_blocks = cute.ceil_div(cute.size(mQ, mode=[0]), self.tile_m)
-        heads = cute.size(mQ, mode=[2]) * cute.size(mQ, mode=[3])
-        group_heads = Int32(1)
         # ---- mask: tables, int32 arrays that its bounds read; computed first, unless the caller kept them ----
         batch, heads_q, seqlen_q = (cute.size(mQ, mode=[mode]) for mode in (3, 2, 0))
         seqlen_kv, heads_kv = (cute.size(mK, mode=[mode]) for mode in (0, 2))
@@ -379,6 +375,10 @@ class AttentionForward:
             ).launch(
                 grid=[cute.ceil_div(positions, TABLE_THREADS), 1, 1], block=[TABLE_THREADS, 1, 1], stream=stream
             )
+        # ---- schedule: grid, and how many heads walk their row tiles together ----
+        m_blocks = cute.ceil_div(cute.size(mQ, mode=[0]), self.tile_m)
+        heads = cute.size(mQ, mode=[2]) * cute.size(mQ, mode=[3])
+        group_heads = Int32(1)
         kernel = self.kernel
         kernel.set_name_prefix(ATTN_META["kernel_id"], remove_cutlass_symbol=True, keep_mangled_name=False)
         kernel(
@@ -1126,8 +1126,8 @@ def arguments(torch, q, k, v, extra, softmax_scale):
     tile_counter = torch.zeros(1, dtype=torch.int32, device=q.device)
     workers = torch.cuda.get_device_properties(q.device).multi_processor_count
     table_words = batch * seqlen_q
-    tables = torch.empty(table_words, dtype=torch.int32, device=q.device)
-    return q, k, v, o, lse, tile_counter, softmax_scale, workers, *extra, tables, 1
+    extra = (*extra, torch.empty(table_words, dtype=torch.int32, device=q.device), 1)
+    return q, k, v, o, lse, tile_counter, softmax_scale, workers, *extra
 
 
 def check(torch, f, shape):

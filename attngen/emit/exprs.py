@@ -44,7 +44,7 @@ MAP_ROWS MAP_WARPS RANGE_ELEMENTS at_word bit bits box_element count cta drops d
 high inside kept keeps kv_hi kv_lo known last least_and_most listed lowest_bit map_name map_row map_tiles map_words maps
 nan number outer outermost owner own_words past_end place place_0 places scan_box smaller some larger tile_map
 transpose_map turned whole word word_0 build_map
-FAR ORDER_WARPS TOLD WRAP first_row_tile is_there key_tiles last_there mdO_rows order order_words parts
+FAR ORDER_WARPS TOLD WRAP first_row_tile is_there key_tiles last_there mdO_rows order order_words parts begins
 place row_tiles rows rows_apart rows_in rows_kv rows_q seq_order sequence
 sequences shape start_kv start_q strides total_kv total_q
 """
