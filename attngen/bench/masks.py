@@ -2,8 +2,10 @@
 
 One packed sequence, causal inside its documents, whose lengths are drawn from the seed. The tables are measured twice:
 as the time of the kernel that fills them (torch's profiler, by the kernel's name) and as what a call without a kept
-handle takes more than one with it. FlexAttention's block mask is built as its users do, compiled and, where its N x N
-booleans fit, in eager mode. Memory: of the tables, their words; of a block mask, what the allocator held at most.
+handle takes more than one with it. A tile map is measured in the same way, of the same documents with their ids in no
+order: as many pairs are kept, and no position follows from an id. FlexAttention's block mask is built as its users do,
+compiled and, where its N x N booleans fit, in eager mode. Memory: of tables and map, their words; of a block mask, what
+the allocator held at most.
 """
 
 from __future__ import annotations
@@ -18,6 +20,37 @@ from attngen.bench.timing import Slot, interleave, run_once
 SEQLEN = 131072
 #: Bytes that an eager `create_block_mask` may hold for a moment, about 8 a pair.
 _EAGER_BYTES = 64e9
+
+
+#: The documents of examples/packing.attn where ids promise no order: `block_sparse` finds the tiles.
+UNSORTED = """attn 1
+attention packing_unsorted {
+  head_dim = 128
+  tensor doc: i32[batch, seqlen_kv]
+  mask = kv_idx <= q_pos and doc[b, q_pos] == doc[b, kv_idx]
+  block_sparse { q = 128, kv = 128 }
+}
+"""
+
+
+@dataclass(frozen=True)
+class MapCost:
+    """Of a tile map: milliseconds of the forward with the map made in the call and kept, of the kernel that makes it
+    (None: not seen), and bytes.
+    """
+
+    call_ms: float
+    kept_ms: float
+    map_ms: float | None
+    map_bytes: int
+
+    def line(self) -> str:
+        """The result as text."""
+        ms = self.map_ms if self.map_ms is not None else max(self.call_ms - self.kept_ms, 0.0)
+        return (
+            f"tile map, ids in no order: {1e3 * ms:.1f} us, {100 * ms / self.kept_ms:.2f} % of its attention "
+            f"({self.kept_ms:.3f} ms with the map kept), {megabytes(self.map_bytes)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -39,6 +72,7 @@ class Cost:
     flex_bytes: int | None
     flex_eager_ms: float | None
     flex_eager_bytes: int | None
+    tile_map: MapCost | None = None
 
     def lines(self) -> list[str]:
         """The result as text."""
@@ -50,6 +84,7 @@ class Cost:
             f"attention forward: {self.call_ms:.3f} ms a call, {self.kept_ms:.3f} ms with tables kept",
             f"tables: {1e3 * tables:.1f} us ({how}), {100 * tables / self.kept_ms:.2f} % of the attention, "
             f"{megabytes(self.tables_bytes)}",
+            *([self.tile_map.line()] if self.tile_map is not None else []),
         ]
         for kind, ms, count in (
             ("compiled", self.flex_ms, self.flex_bytes), ("eager", self.flex_eager_ms, self.flex_eager_bytes)
@@ -114,6 +149,33 @@ def measure(
         flex_bytes=compiled[1],
         flex_eager_ms=eager[0],
         flex_eager_bytes=eager[1],
+        tile_map=_map_cost(q, k, v, doc, rounds, seed, device, target),
+    )
+
+
+def _map_cost(q: Any, k: Any, v: Any, doc: Any, rounds: int, seed: int, device: str, target: str | None) -> MapCost:
+    """The tile map of the same documents, ids shuffled."""
+    import torch
+
+    from attngen import api
+    from attngen.ir.tile_map import map_words
+
+    attn: Any = api.build(UNSORTED, head_dim=q.shape[3], target=target)
+    order = torch.randperm(int(doc.max()) + 1, generator=torch.Generator().manual_seed(seed)).to(doc)
+    ids, kept = order[doc.long()], attn.tables()
+
+    def call() -> Any:
+        return attn(q, k, v, doc=ids)
+
+    slots = [Slot("call", call), Slot("kept", lambda: attn(q, k, v, doc=ids, tables=kept))]
+    interleave(slots, rounds, seed)
+    meta, sizes = attn.source.meta, {"batch": 1, "heads_q": q.shape[2], "seqlen_q": q.shape[1], "seqlen_kv": q.shape[1]}
+    plan = meta["plans"][attn.plan_set.index(q.shape[1], q.shape[1])]
+    return MapCost(
+        call_ms=slots[0].timing().median_ms,
+        kept_ms=slots[1].timing().median_ms,
+        map_ms=_kernel_ms(call, "_map") if device == "cuda" else None,
+        map_bytes=4 * map_words(meta["map"], plan, sizes),
     )
 
 

@@ -162,5 +162,7 @@ def test_the_command_measures_masks(monkeypatch, tmp_path) -> None:
     assert done.exit_code == 0, done.output
     (found,) = json.loads(out.read_text())["masks"]
     assert found["tables_bytes"] == 4 * 256 and found["head_dim"] == 64 and found["flex_eager_ms"] > 0
+    assert found["tile_map"]["map_bytes"] == 4 * 2 * 2 and found["tile_map"]["kept_ms"] > 0
+    assert "tile map, ids in no order" in done.stderr
     assert "packed batch: 256 tokens" in done.stderr and "create_block_mask, eager" in done.stderr
     assert CliRunner().invoke(app, ["bench", "--masks", "--grid"]).exit_code == 2

@@ -158,9 +158,10 @@ def test_bits_are_those_of_one_call_a_sequence(layout: str) -> None:
 
 
 @pytest.mark.parametrize("broken", [[0, 90, 30, 999], [-5, 2**31 - 1, -(2**31), 7]])
-def test_broken_starts_reach_nothing_else(broken: list[int]) -> None:
+@pytest.mark.parametrize("text", [LOCAL, PLAIN["documents"]], ids=["local", "documents"])
+def test_broken_starts_reach_nothing_else(text: str, broken: list[int]) -> None:
     """Without `check=True` starts that cannot be are held within the tensors: no stray access, no hang."""
-    spec = spec_of(LOCAL, "varlen")
+    spec = spec_of(text, "varlen")
     module, _ = compile_spec(spec)
     call = Call(spec, [(40, 40), (50, 50), (10, 10)])
     call.lengths["cu_seqlens_q"] = torch.tensor(broken, dtype=torch.int32)
