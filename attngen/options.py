@@ -57,9 +57,7 @@ class Options(BaseModel):
     target: str | None = Field(None, description="GPU architecture to compile for, such as sm_90a")
     tile: Pair | Auto | None = Field(None, description='rows x keys of one tile, "128x128" or (128, 128)')
     stages: Annotated[int, Field(ge=1, le=8)] | Auto | None = Field(None, description="K/V stages in shared memory")
-    order: Literal["lpt", "spt", "linear", "diagonal", "auto"] | None = Field(
-        None, description="order of the row tiles"
-    )
+    order: Literal["lpt", "linear", "auto"] | None = Field(None, description="order of the row tiles")
     persistent: bool | Auto | None = Field(None, description="one CTA per SM that fetches tiles until none is left")
     cluster: Pair | Auto | None = Field(None, description='CTAs of a cluster, "2x1"')
     split_kv: Annotated[int, Field(ge=1, le=256)] | Auto | None = Field(

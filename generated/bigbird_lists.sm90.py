@@ -53,7 +53,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0cd04b74489a06cf94c6e1a60433cd64efbaff742b38384344f9d8e5b1e27b69",
-    "body_sha256": "5398598bff84bb9ca6ef2b45371a03fc353131b396fedae6dbfa13fe796573d2",
+    "body_sha256": "3dd4674a3b99e00701bde17b17c9613c6c48052c8edf3c506db9a1a3b6eb4fed",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -398,7 +398,8 @@ class AttentionForward:
         heads = cute.size(mQ, mode=[2]) * cute.size(mQ, mode=[3])
         kv_head_bytes = Int64(cute.size(mK, mode=[0])) * ((HEAD_DIM_QK + HEAD_DIM_V) * ELEMENT_BYTES)
         kv_heads = Int32(cutlass.min(Int64(self.plan.l2_group_bytes) // kv_head_bytes, Int64(heads)))
-        group_heads = cutlass.max(kv_heads, 1) * (cute.size(mQ, mode=[2]) // cute.size(mK, mode=[2]))
+        group_heads = kv_heads * (cute.size(mQ, mode=[2]) // cute.size(mK, mode=[2]))
+        group_heads = cutlass.max(group_heads, 8)  # fewer end in a tail of short tiles
         n_blocks = cute.ceil_div(cute.size(mK, mode=[0]), self.tile_n)
         # ---- mask: the tile map, made first, unless the caller kept it ----
         maps, map_tiles = cute.size(mQ, mode=[3]) * cute.size(mQ, mode=[2]), self.map_tiles

@@ -55,7 +55,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "68caaca6f8866a9ed9a0e6d0dd75271a3e614975750593dc34d4de20a830f34f",
-    "body_sha256": "8e83c3ba5cb830fb0ed703c24a418931c540d6a1ab51ee647499aceb3d07247a",
+    "body_sha256": "afedd54694d77e53e4b2a391e3d8f8f1d1efe7435e54d31345b6424a83250b1f",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -331,7 +331,8 @@ class AttentionForward:
         heads = cute.size(mQ, mode=[2]) * cute.size(mQ, mode=[3])
         kv_head_bytes = Int64(cute.size(mK, mode=[0])) * ((HEAD_DIM_QK + HEAD_DIM_V) * ELEMENT_BYTES)
         kv_heads = Int32(cutlass.min(Int64(self.plan.l2_group_bytes) // kv_head_bytes, Int64(heads)))
-        group_heads = cutlass.max(kv_heads, 1) * (cute.size(mQ, mode=[2]) // cute.size(mK, mode=[2]))
+        group_heads = kv_heads * (cute.size(mQ, mode=[2]) // cute.size(mK, mode=[2]))
+        group_heads = cutlass.max(group_heads, 8)  # fewer end in a tail of short tiles
         kernel = self.kernel
         kernel.set_name_prefix(ATTN_META["kernel_id"], remove_cutlass_symbol=True, keep_mangled_name=False)
         kernel(

@@ -53,7 +53,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "6f2cbbeb569654ec5a669e6ef24363f11572899b9bbb5245387db928c97d14bc",
-    "body_sha256": "c749e20c442c9bc1f3b726ce525d11c87eba21f41d7fe64033a9674714a9531b",
+    "body_sha256": "372e1a5eca08116d7c521fbaf988653e89afd54386d84fbffa5425f0dd47308d",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -338,7 +338,8 @@ class AttentionForward:
         heads = cute.size(mQ, mode=[2]) * cute.size(mQ, mode=[3])
         kv_head_bytes = Int64(cute.size(mK, mode=[0])) * ((HEAD_DIM_QK + HEAD_DIM_V) * ELEMENT_BYTES)
         kv_heads = Int32(cutlass.min(Int64(self.plan.l2_group_bytes) // kv_head_bytes, Int64(heads)))
-        group_heads = cutlass.max(kv_heads, 1) * (cute.size(mQ, mode=[2]) // cute.size(mK, mode=[2]))
+        group_heads = kv_heads * (cute.size(mQ, mode=[2]) // cute.size(mK, mode=[2]))
+        group_heads = cutlass.max(group_heads, 8)  # fewer end in a tail of short tiles
         kernel = self.kernel
         kernel.set_name_prefix(ATTN_META["kernel_id"], remove_cutlass_symbol=True, keep_mangled_name=False)
         kernel(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from attngen import search
@@ -56,7 +57,8 @@ def tune(
     Raises: AttnError E04xx where no plan serves the spec.
     """
     planned = search.plan(spec, target)
-    ranked = sorted(planned.others, key=lambda p: launch_cycles(p, lengths[-1]))
+    orders = [sorted(planned.others, key=partial(_cycles, n)) for n in reversed(lengths)]
+    ranked = list(dict.fromkeys(chain.from_iterable(zip(*orders, strict=True))))  # the best of each length in turn
     tiles = {p.name: p for p in reversed([*planned.plans, *ranked])}  # of each tile the first; O's place comes later
     plans = [*planned.plans, *(p for p in ranked if tiles[p.name] is p)][: max(candidates, len(planned.plans))]
     rates = measure(plans)
@@ -76,6 +78,10 @@ def tune(
     static = [plans.index(planned.plans[planned.index(n, n)]) for n in lengths]
     behind = tuple(max(r[j] for r in rates) / rates[i][j] - 1.0 for j, i in enumerate(static))
     return Outcome(record, tuple(search.choice_of(p) for p in planned.plans), behind)
+
+
+def _cycles(seqlen: int, p: KernelPlan) -> float:
+    return launch_cycles(p, seqlen)
 
 
 def variations(spec: AttentionSpec, p: KernelPlan) -> list[KernelPlan]:

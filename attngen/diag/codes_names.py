@@ -53,7 +53,7 @@ cute, …).
         """    dtype = float16                  # did you mean `fp16`?
 
 dtype: bf16 fp16 f32. layout: bshd bhsd packed_qkv varlen padded paged. normalizer: softmax sigmoid relu. target:
-names such as sm_90a. order: lpt spt linear diagonal.""",
+names such as sm_90a. order: lpt linear.""",
     ),
     Code(
         "E0206",

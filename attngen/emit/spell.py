@@ -39,6 +39,7 @@ from attngen.ir.spec import AttentionSpec, TensorDecl
 from attngen.ir.types import KNOWN_DIMS, DType, Layout, Normalizer, Type
 from attngen.passes.epilogue import further_names
 from attngen.passes.facts import Facts, facts_of, may_underflow
+from attngen.passes.schedule import GROUP_HEADS
 
 _BSHD = ("(batch, seqlen, heads, head_dim)", "[1, 3, 2, 0]")
 #: Axes of q, k, v and o, and those of (seqlen, head_dim, heads, batch) among them.
@@ -311,6 +312,7 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         q_empty_arrivals=1 if in_q else 4,
         q_empty_note="the warp that stores O" if in_q else "the warps of the warpgroup",
         has_groups=any(p.schedule.l2_group_bytes for p in plan_set.plans),
+        least_heads=GROUP_HEADS,
         order_note=order,
         pack=_pack(first.schedule.pack),
         **_ragged(spec, stages_o),
@@ -325,6 +327,8 @@ def _pack(group: int) -> PackView:
         tile_queries="self.tile_queries" if on else "self.tile_m",
         slice_queries="QUERIES" if on else "64",
         last_query="QUERIES - 1" if on else "63",
+        rows="[row // GROUP, row // GROUP + 8 // GROUP]" if on else "[row, row + 8]",
+        head="h * GROUP + row % GROUP" if on else "h",
         seqlen_q="cute.size(mQ, mode=[0, 1])" if on else "cute.size(mQ, mode=[0])",
         heads_q="cute.size(mQ, mode=[2]) * GROUP" if on else "cute.size(mQ, mode=[2])",
         walked_heads="heads_kv" if on else "heads_q",

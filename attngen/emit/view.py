@@ -251,6 +251,9 @@ class PackView:
     tile_queries: str
     slice_queries: str
     last_query: str
+    #: A thread's queries and their query head.
+    rows: str
+    head: str
     #: Extents in the kernel, where Q is seen as the tiles see it.
     seqlen_q: str
     heads_q: str
@@ -289,6 +292,7 @@ class KernelView(CommonView):
     q_empty_arrivals: int
     q_empty_note: str
     has_groups: bool
+    least_heads: int
     order_note: str
     pack: PackView
     walk_arguments: str

@@ -63,7 +63,6 @@ class FurtherLauncher(Launcher):
         o, rows = found if return_lse else (found, lse)
         return o, rows, pre, top
 
-
     def is_empty(self, q: Any, k: Any, tail: tuple[Any, ...]) -> bool:
         """Whether a call has no rows, no keys or no sequences."""
         return not (q.numel() and k.numel())

@@ -6,12 +6,9 @@ from attngen.ir.plan import ComputePlan, MaskPlan, MemoryPlan, NamedBarrier, Pip
 from attngen.passes.base import Reject
 from attngen.targets import sm90
 
-MIB = 1 << 20
-
-
-def l2_budget(compute: ComputePlan) -> int:
-    """Bytes of K and V that the heads of a group may take; measured best: 128 MB for three warpgroups, else 32."""
-    return (128 if compute.warpgroups >= 3 and compute.head_dim_v >= 128 else 32) * MIB
+#: Bytes of K and V that heads which walk their row tiles together may take, and how many heads do at least (measured:
+#: docs/schedules.md). A group of fewer ends in a tail of short tiles, whatever L2 holds.
+L2_GROUP_BYTES, GROUP_HEADS = 32 << 20, 8
 
 
 def plan_schedule(
@@ -69,6 +66,6 @@ def plan_schedule(
         named_barriers=named,
         pingpong=turn,
         order="lpt" if chosen == "lpt" else "linear",
-        l2_group_bytes=l2_budget(c) if chosen == "lpt" else 0,
+        l2_group_bytes=L2_GROUP_BYTES if chosen == "lpt" else 0,
         pack=pack,
     )

@@ -90,7 +90,6 @@ def _gaps(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
         ("this pack_gqa", s.pack_gqa if s.pack_gqa not in (None, *PACKS) else None, "use 2, 4 or 8"),
         (f"pack_gqa with {unpacked}", ((s.pack_gqa or 1) > 1 and unpacked) or None, "leave `pack_gqa` out"),
         ("persistent = false", s.persistent is False or None, "kernels are persistent: leave it out"),
-        ("this order", s.order if s.order not in (None, "auto", "lpt", "linear") else None, "use lpt or linear"),
     )
     places = dict(s.places)
     for what, value, mend in hints:

@@ -31,7 +31,7 @@ SCHEDULE = {
     "tile_m": "int 1 1024",
     "tile_n": "int 1 1024",
     "stages": "int 1 16",
-    "order": "words lpt spt linear diagonal",
+    "order": "words lpt linear",
     "persistent": "bool",
     "cluster": "shape",
     "split_kv": "int 1 1024",

@@ -26,7 +26,7 @@ from attngen.passes.launch import plan_launch
 from attngen.passes.mask_form import mask_form
 from attngen.passes.mask_plan import MAX_LIMIT_CLAUSES, plan_mask
 from attngen.passes.memory import aligned, plan_memory
-from attngen.passes.schedule import MIB, l2_budget, plan_schedule
+from attngen.passes.schedule import L2_GROUP_BYTES, plan_schedule
 from attngen.search import plan_candidate
 from attngen.targets import sm90
 
@@ -273,12 +273,7 @@ def test_the_ledger() -> None:
 )
 def test_the_longest_tiles_first_where_rows_differ(mask: str, asked: str | None, order: str) -> None:
     s = scheduled(mask, asked, tile_n=64)
-    assert s.order == order and bool(s.l2_group_bytes) == (order == "lpt")
-
-
-def test_l2_budget() -> None:
-    assert l2_budget(computed(128, None, 3, 80)) == 128 * MIB
-    assert l2_budget(computed(64, None, 3, 128)) == l2_budget(computed(128)) == 32 * MIB
+    assert s.order == order and s.l2_group_bytes == (L2_GROUP_BYTES if order == "lpt" else 0)
 
 
 def test_ping_pong() -> None:

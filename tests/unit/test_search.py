@@ -282,8 +282,6 @@ def test_e0402_names_what_is_not_served(name: str) -> None:
         ("split_kv = 4", "split_kv", "split_kv"),
         ("pack_gqa = 3", "this pack_gqa", "pack_gqa"),
         ("persistent = false", "persistent = false", "persistent"),
-        ("order = spt", "this order", "order"),
-        ("order = diagonal", "this order", "order"),
     ],
 )
 def test_e0402_of_a_schedule_points_at_its_entry(entry: str, what: str, place: str) -> None:
