@@ -74,6 +74,9 @@ def from_flex(
     Raises: AttnError E0701 to E0706 (what cannot be traced, with the place in the function), E01xx to E03xx.
     """
     blocks: tuple[int, int] | None = None
+    for option, given in (("score_mod", score_mod), ("mask_mod", mask_mod)):
+        if hasattr(given, "kv_num_blocks"):
+            raise refused(option, "found a BlockMask", "pass it as block_mask=")
     if block_mask is not None:
         if mask_mod is not None:
             raise refused("block_mask", "given beside mask_mod", "give one of them: a BlockMask holds its mask_mod")

@@ -24,6 +24,7 @@ from attngen.diag.diagnostic import error
 from attngen.ir.expr import Atom, Expr, atom
 from attngen.ir.gradient import GradientForm
 from attngen.ir.spec import AttentionSpec
+from attngen.ir.types import Normalizer
 from attngen.passes.gradient import gradient_form
 from attngen.ref import blockwise
 from attngen.ref.backward_blocks import Rows, Totals, add_rows, lanes
@@ -66,7 +67,7 @@ def attention_backward(
     """Gradients of a loss whose gradients with respect to o and lse are `do` and `dlse` (None: zero).
 
     Shapes: as `blockwise.attention`, whose results `o` (B, Sq, Hq, Dv) and `lse` (B, Hq, Sq) are; with branches, lse
-    and dlse have their leading axis.
+    and dlse have their leading axis. Without `dlse`, only a softmax reads `lse`.
     `wanted`: "q", "k", "v" (segments' keys and values go with k and v) and names of tensors declared `grad`; by default
     all of them. No other is computed.
     Raises: E0650 to E0652 (indices, missing arguments, shapes), E0651 also for a wanted tensor that is not declared
@@ -79,6 +80,8 @@ def attention_backward(
     captured = Captured(bound, tensors or {}, names)
     totals = _totals(bound, names, captured)
     outputs = _before_epilogue(bound, captured, o.to(wide), do.to(wide))
+    if dlse is None and spec.normalizer is not Normalizer.SOFTMAX:
+        lse = torch.full_like(lse, -torch.inf)  # nothing reads it, and a kernel of these does not write it
     lses, dlses = _by_set(bound, lse), _by_set(bound, dlse)
     rows = [Rows.of(*x, a, b) for x, a, b in zip(outputs, lses, dlses, strict=True)]
     for s, r in zip(bound.sets, rows, strict=True):

@@ -58,3 +58,10 @@ def test_shares_of_one_softmax_are_said_of_a_softmax_only() -> None:
     text = "attn 1\nattention a {\n  head_dim = 64\n  normalizer = sigmoid\n  segment past {\n    mask = true\n  }\n}\n"
     assert "O = O_main + O_past" in attngen.explain(text)
     assert "exp(LSE_past - LSE) O_past" in attngen.explain(text.replace("  normalizer = sigmoid\n", ""))
+
+
+def test_a_block_mask_in_place_of_a_function() -> None:
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    mask = flex.create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cpu")
+    with pytest.raises(AttnError, match="pass it as block_mask="):
+        attngen.from_flex(None, mask, head_dim=64)
