@@ -82,14 +82,13 @@ class ScoreView:
     has_held: bool
     held_bindings: tuple[str, ...]
     held_values: tuple[str, ...]
-    held_names: str
 
 
 NO_SCORE = ScoreView(
     has_shift=False, has_rows=False, row_bindings=(), row_values=(), bindings=(), value="", formula="", shift_note="",
     result="", units="", has_loads=False, has_streams=False, streams=(), has_distance=False, distance_bindings=(),
     distance="", units_note="", has_factor=False, factor_bindings=(), factor="", has_held=False, held_bindings=(),
-    held_values=(), held_names="",
+    held_values=(),
 )  # fmt: skip
 
 
@@ -119,6 +118,9 @@ def spell_score(printer: CutePrinter, form: ScoreForm, *, whole: bool = False) -
     named += [(f, units(t.factor)) for f, t in zip(factors, form.terms, strict=True) if f]
     rows = _RowPrinter(printer)
     row_bindings, row_values = straight_line(rows, [e for _, e in named], given)
+    if held:
+        left = ", ".join(n.removeprefix(PART) for n in held)
+        row_bindings = (f"({left},) = from_head" if len(held) == 1 else f"{left} = from_head", *row_bindings)
     bindings, texts = straight_line(printer, [t.value for t in form.terms], given)
     inside = [n for n, _ in named if whole or n != "shift"]
     if inside:
@@ -154,7 +156,6 @@ def spell_score(printer: CutePrinter, form: ScoreForm, *, whole: bool = False) -
         has_held=bool(held),
         held_bindings=held_bindings,
         held_values=held_values,
-        held_names=", ".join(n.removeprefix(PART) for n in held) + ("," if len(held) == 1 else ""),
         has_loads=bool(form.streams) or form.distance is not None,
         has_streams=bool(form.streams),
         has_distance=form.distance is not None,
