@@ -17,6 +17,7 @@ from attngen.ir.plan import KernelPlan
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.tuned import Choice, Tuned
 from attngen.jit import device
+from attngen.options import Options
 from attngen.syntax import load_spec
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -286,3 +287,16 @@ def test_a_spec_that_leaves_nothing_to_choose(tmp_path: Path) -> None:
     spec.write_text("attn 1\n\nattention own {\n  head_dim = 64\n  schedule { tile = 128 x 128 }\n}\n")
     done = run(str(spec))
     assert done.exit_code == 2 and "nothing to choose" in done.stderr
+
+
+@pytest.mark.parametrize("record", tuned.shipped("sm_90a"), ids=lambda r: r.spec_class)
+def test_what_ships_is_what_builds_take(record: Tuned, tmp_path: Path) -> None:
+    """A record whose plans this attngen cannot build any more, or that no spec finds, would be lost in silence."""
+    mask, *dims = record.spec_class.split()
+    options = Options.parse({"head_dim": int(dims[0]), "head_dim_v": int(dims[-1])})
+    spec = api.resolve((EXAMPLES / f"{mask}.attn").read_text(), None, options)
+    assert tuned.find(tmp_path, "sm_90a", record.chip, spec) == record
+    plans = search.plan(spec, tuned=record)
+    assert tuple(map(search.choice_of, plans.plans)) == record.plans and plans.limits == record.limits
+    best = {n: max(record.rates, key=lambda r: r.tflops[i]).choice for i, n in enumerate(record.lengths)}
+    assert all(search.choice_of(plans.plans[plans.index(n, n)]) == best[n] for n in record.lengths)
