@@ -3,7 +3,8 @@
 Rewrite   doc[b, kv_idx] >= x  -->  kv_idx >= doc_first[b, q_idx],   doc_first = how many elements of doc[b] are below x
           doc[b, kv_idx] <= x  -->  kv_idx < doc_end[b, q_idx],      doc_end = how many are at most x
 Keeps     the value of the comparison at every index inside the tensor, if its last axis never decreases
-Takes     int tensors promised `sorted` that the key indexes on their last axis only, by anything that isolate can solve
+Takes     int tensors promised `sorted` that the key indexes on their last axis only, by what isolate can solve;
+          what is looked for is no position itself (documents over listed keys): such a term stays as it is
 Cost      one table of int32 for each value that is looked for, over the axes that it depends on; a binary search each
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from attngen.ir.expr import Apply, Atom, Expr, Load, atom, atoms_of, const
+from attngen.ir.expr import Apply, Atom, Expr, Load, atom, atoms_of, const, tensors_of
 from attngen.ir.functions import apply
 from attngen.ir.linear import Linear, linear_of
 from attngen.ir.spec import AttentionSpec
@@ -71,8 +72,8 @@ class Lookups:
         lead, index = t.indices[:-1], t.indices[-1:]
         if t.type is not Type.INT or t.tensor not in facts.sorted or t.tensor in facts.tables or not index:
             return None
-        if any(reads_key(e) for e in (*lead, value)):
-            return None
+        if any(reads_key(e) or tensors_of(e) & facts.tables.keys() for e in (*lead, value)):
+            return None  # one launch fills all positions: none may be about another
         key = t.replace(indices=lead), value, side
         if key not in self._made:
             self._made[key] = self._table(t, lead, value, side, facts)
