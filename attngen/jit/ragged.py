@@ -89,7 +89,7 @@ class RaggedLauncher(Launcher):
         index = state.index
         if launch._current_device() != index:
             with torch.cuda.device(index):
-                return self.launch(ready, q, k, v, tail, scale, out, lse, return_lse, further)
+                return RaggedLauncher.launch(self, ready, q, k, v, tail, scale, out, lse, return_lse, further)
         *_, seqlen_q, heads_q, _ = q.shape
         *_, seqlen_kv, heads_kv, _ = k.shape
         batch = self.sequences(tail)
