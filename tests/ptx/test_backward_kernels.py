@@ -162,7 +162,7 @@ def test_fewer_ctas_than_kv_tiles(d: int, dv: int, clauses: str) -> None:
     made = kernels(written(d, dv, clauses))
     c = call(made.plans.spec, Shape(1, 2, 2, 100, 3 * made.plans.plans[0].compute.tile_n - 20))
     for seed, workers in enumerate((2, 3, 4)):
-        verify(made, c, seeds=(seed, seed + 10), workers=workers)
+        verify(made, c, seeds=(seed,), workers=workers)
 
 
 def test_one_cta_for_all_kv_tiles() -> None:
