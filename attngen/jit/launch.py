@@ -55,6 +55,7 @@ class Launcher:
         self._reach_places: tuple[int, ...] = ()
         #: The launcher of the kernel whose row tiles hold so many query heads; None: this one always serves.
         self.packed: Callable[[int], Launcher] | None = None
+        self._groups: set[int] = set()
         self._pack = spec.schedule.pack_gqa or 1
         self._chosen: dict[tuple[Any, ...], Any] = {}
         self._default_scale = self.scale.default
@@ -169,8 +170,12 @@ class Launcher:
         usual = next((i for i, limit in enumerate(self._limits) if longest <= limit), len(self._limits))
         chosen = few.pick(self.paces, usual, heads, seqlen_q, seqlen_kv, workers)
         function: Callable[..., Any] = self.functions[chosen]
-        if self.packed and few.packs(self.paces, chosen, heads, heads_q // heads_kv, seqlen_q, seqlen_kv, workers):
-            function = self.packed(heads_q // heads_kv).choose(key)
+        group = heads_q // heads_kv
+        if self.packed and few.packs(self.paces, chosen, heads, group, seqlen_q, seqlen_kv, workers):
+            if _capturing() and group not in self._groups:
+                return function  # a graph is no place to compile and load a kernel in
+            self._groups.add(group)
+            function = self.packed(group).choose(key)
         if len(self._chosen) >= _REMEMBERED:
             self._chosen.clear()
         self._chosen[key] = function

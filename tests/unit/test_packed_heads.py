@@ -12,6 +12,7 @@ from attngen import api
 from attngen.diag.diagnostic import AttnError
 from attngen.ir.plan import PlanSet
 from attngen.ir.spec import AttentionSpec
+from attngen.jit import launch
 from attngen.options import Options
 from attngen.passes.few import Pace, cycles, packs
 from attngen.passes.packing import unpackable
@@ -115,6 +116,9 @@ def test_a_launch_finds_the_kernel_that_packs(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(attn, "_rebuild", rebuilt)
     launcher = attn.launcher
     launcher.functions = tuple(str(p.tile_m) for p in launcher.paces)
+    monkeypatch.setattr(launch, "_capturing", lambda: True)
+    assert launcher.choose((8, 32, 4, 1, 4096, SMS)) == "128" and not made, "nothing is compiled in a graph"
+    monkeypatch.setattr(launch, "_capturing", lambda: False)
     assert launcher.choose((8, 32, 4, 1, 4096, SMS)).startswith("packed")  # type: ignore[attr-defined]
     assert launcher.choose((8, 32, 4, 9, 4096, SMS)).startswith("packed") and made == [8]  # type: ignore[attr-defined]
     assert launcher.choose((8, 32, 32, 1, 4096, SMS)) in ("128", "192")
