@@ -78,7 +78,8 @@ def reads(c: Contribution) -> str:
 
 def workspace_formula(p: BackwardPlan) -> str:
     """Bytes of the workspace of a call."""
-    return f"4 * batch * heads_q * ceil(seqlen_q / {p.compute.tile_m}) * {p.memory.workspace_per_tile} bytes"
+    tiles = f"4 * batch * heads_q * ceil(seqlen_q / {p.compute.tile_m}) * {p.memory.workspace_per_tile} bytes"
+    return tiles + (f" + {4 * p.part_words} an SM" if p.part_words else "")
 
 
 def _refused(whole: bool, refused: tuple[Diagnostic, ...]) -> Iterator[str]:
@@ -137,6 +138,8 @@ def _determinism(plans: BackwardPlanSet) -> Iterator[str]:
         reduced = ["dQ", *dict.fromkeys(f"d {c.tensor}" for c in plans.gradient.contributions if c.kind in kinds)]
         yield f"deterministic: no; the fp32 sums of {', '.join(reduced)} follow the order in which CTAs come"
         yield "  dK, dV    have the same bits from run to run all the same, by construction"
+        if p.schedule.shares_walks:
+            yield "            parts of shared walks are added up in order"
         yield "  instead   `backward { deterministic = true }` costs counters, and turns that wait for one another"
 
 
@@ -188,6 +191,8 @@ def _plan(p: BackwardPlan, deterministic: bool) -> Iterator[str]:
         heads += ", query heads of a KV head in a serpentine walk"
     if s.zeroes_ahead:
         heads += "; dQ zeroed a few heads ahead"
+    if s.shares_walks:
+        heads += "; walks of a short last wave shared among CTAs"
     ctas = "one CTA" if c.cluster == 1 else f"a cluster of {c.cluster} CTAs"
     yield f"  schedule   {p.launch.threads} threads, {ctas} a KV tile and KV head; KV tiles {s.kv_order}, {heads}"
     for q in s.pipelines:

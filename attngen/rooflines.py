@@ -139,6 +139,7 @@ def roofline_backward(
     q, o = rows * c.head_dim_qk * element, rows * c.head_dim_v * element
     kv = keys * (c.head_dim_qk + c.head_dim_v) * element
     workspace = 4 * shape.batch * shape.heads_q * -(-shape.seqlen_q // c.tile_m) * plan.memory.workspace_per_tile
+    parts = 4 * sm90.SMS * plan.part_words
     captured = sum(t.numel() * t.element_size() for t in tensors.values())
     # prepare: O, dO, LSE in, the workspace out; main: Q, dO, K, V in, dK, dV out; finish: the workspace in, dQ out.
     around = 2 * o + 8 * rows + workspace + workspace + q
@@ -158,7 +159,7 @@ def roofline_backward(
         around_us=around_us,
         around_bytes=around,
         reduced_bytes=round(visited) * 4 * c.tile_m * c.head_dim_qk_padded,
-        workspace_bytes=workspace,
+        workspace_bytes=workspace + parts,
         tensor_bytes=2 * q + 2 * o + 2 * kv + 4 * rows,
         turns=round(visited) * c.warpgroups if plans.deterministic else 0,
         longest=longest if plans.deterministic else 0,

@@ -66,7 +66,12 @@ def plan_candidate(
         compute=compute,
         mask=plan_mask(form, 1, tile_map(spec) if spec.block_sparse is not None else None),
         schedule=plan_schedule(
-            compute, memory, deterministic, plan_order(spec, form, compute, deterministic), spec.layout.is_ragged
+            compute,
+            memory,
+            deterministic,
+            plan_order(spec, form, compute, deterministic),
+            spec.layout.is_ragged,
+            bool(gradient.in_kernel),
         ),
         memory=memory,
         launch=LaunchPlan(

@@ -53,13 +53,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "causal_bwd_sm_90_b404de30",
+    "kernel_id": "causal_bwd_sm_90_010606a7",
     "name": "causal",
     "direction": "backward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "77aa443f2ba40026d5ae10e9108b0ce9e65dbf91987f7e902b75f75f47409910",
-    "body_sha256": "618854885a10981d3eabe2be78a6decf0bc7499112fe504fba4bfba71a6c8a5d",
+    "body_sha256": "afaa035883d35acbee34f471c5c8a857563798cc1ae689a44084a09732052795",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -277,6 +277,16 @@ def fence_proxy_global():
 # ---- schedule: pipelines -------------------------------------------------------------------------------------------
 
 
+def stage_of(i, stages):
+    """i % stages, by bits where they are a power of two: the compiler does not know that counts are not negative."""
+    return i & (stages - 1) if stages & (stages - 1) == 0 else i % stages
+
+
+def phase_of(i, stages):
+    """Parity of the rounds through `stages` before use `i`."""
+    return (i >> (stages.bit_length() - 1)) & 1 if stages & (stages - 1) == 0 else (i // stages) & 1
+
+
 class Ring:
     """Stages of shared memory between those that fill them and those that read them.
 
@@ -291,11 +301,11 @@ class Ring:
 
     def wait(self, i):
         """Wait until use `i` is there."""
-        cute.arch.mbarrier_wait(self.full + i % self.stages, (i // self.stages) & 1)
+        cute.arch.mbarrier_wait(self.full + stage_of(i, self.stages), phase_of(i, self.stages))
 
     def wait_free(self, i):
         """Wait until the stage of use `i` may be filled."""
-        cute.arch.mbarrier_wait(self.empty + i % self.stages, ((i // self.stages) & 1) ^ 1)
+        cute.arch.mbarrier_wait(self.empty + stage_of(i, self.stages), phase_of(i, self.stages) ^ 1)
 
 
 class AttentionBackward:
@@ -357,7 +367,7 @@ class AttentionBackward:
         workers: Int32,
         stream: cuda.CUstream,
     ):
-        """TMA descriptors, shared-memory layouts, three launches. Shapes and units: the module's docstring."""
+        """TMA descriptors, shared-memory layouts, launches. Shapes and units: the module's docstring."""
         mQ, mK, mV, mO, mdO, mdQ, mdK, mdV = [self.heads_last(x) for x in (q, k, v, o, do, dq, dk, dv)]
         tile_m, tile_n, plan = self.tile_m, self.tile_n, self.plan
         layout_q = self.smem_layout(tile_m, HEAD_DIM_QK, plan.q_stages)
@@ -468,18 +478,6 @@ class AttentionBackward:
         kind = sm90.get_smem_layout_atom(LayoutEnum.ROW_MAJOR, ELEMENT, columns if swizzled is None else swizzled)
         atom = warpgroup.make_smem_layout_atom(kind, ELEMENT)
         return cute.tile_to_shape(atom, (rows, columns, stages), order=(0, 1, 2))
-
-    def slot_columns(self, columns):
-        """How many columns of 64 rows of 16-bit elements a slot of dQ holds: all, or the most that divide them."""
-        most = self.dq_words * 4 // (64 * ELEMENT_BYTES)
-        return columns if columns <= most else max(c for c in (128, 64, 32, 16) if c <= most and columns % c == 0)
-
-    def in_slots(self, ptr, layout):
-        """Tiles of a layout, one in each slot of dQ: (rows, columns, stage * warpgroups + warpgroup)."""
-        (rows, columns, _), (d_row, d_column, _) = layout.outer.shape, layout.outer.stride
-        slots, pitch = self.plan.dq_stages * self.warpgroups, self.dq_words * 4 // ELEMENT_BYTES
-        tiles = cute.make_layout((rows, columns, slots), stride=(d_row, d_column, pitch))
-        return cute.make_tensor(cute.recast_ptr(ptr, layout.inner, dtype=ELEMENT), tiles)
 
     # ---- memory: the workspace -------------------------------------------------------------------------------------
     #
@@ -814,7 +812,7 @@ class AttentionBackward:
     def tell(self, t, rings, j: Int32, count: Int32, tile: Int32):
         """Tell the other roles the CTA's next KV tile and how many steps its walk has; 0: there is no tile."""
         rings.walk.wait_free(j)
-        stage = j % WALK_STAGES
+        stage = stage_of(j, WALK_STAGES)
         with cute.arch.elect_one():
             t.walks[0, stage] = count
             t.walks[1, stage] = tile
@@ -823,7 +821,7 @@ class AttentionBackward:
     def told(self, t, rings, j, lane):
         """What the producer told of the CTA's KV tile `j`: steps of its walk, its number."""
         rings.walk.wait(j)
-        stage = j % WALK_STAGES
+        stage = stage_of(j, WALK_STAGES)
         count, tile = t.walks[0, stage], t.walks[1, stage]
         cute.arch.sync_warp()
         arrive_if(rings.walk.empty + stage, lane == 0)
@@ -857,7 +855,7 @@ class AttentionBackward:
         ):
             gX = cute.local_tile(mX[None, None, h, b], (self.tile_m, columns), (None, 0))
             tXsX, tXgX = cpasync.tma_partition(tma, 0, whole, cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2))
-            stage = i % ring.stages
+            stage = stage_of(i, ring.stages)
             ring.wait_free(i)
             with cute.arch.elect_one():
                 if const_expr(ring is rings.q):
@@ -885,11 +883,11 @@ class AttentionBackward:
                 self.wait_zeroed(p, b * p.heads_dkv + h_dkv, lane)
             for _ in cutlass.range(count if const_expr(self.wants_dq) else 0, unroll=1):
                 if lane == 0:
-                    slot = wg * stages + i % stages
-                    cute.arch.mbarrier_wait(rings.dq_full + slot, (i // stages) & 1)
-                    dq_tile = t.dq_tiles[i % stages, wg]
+                    slot = wg * stages + stage_of(i, stages)
+                    cute.arch.mbarrier_wait(rings.dq_full + slot, phase_of(i, stages))
+                    dq_tile = t.dq_tiles[stage_of(i, stages), wg]
                     to = p.workspace.iterator + (Int64(dq_tile) * (self.warpgroups * words) + wg * words)
-                    staged = t.sdQ + ((i % stages) * self.warpgroups + wg) * words
+                    staged = t.sdQ + (stage_of(i, stages) * self.warpgroups + wg) * words
                     bulk_add(to, staged, words * 4)
                     cute.arch.cp_async_bulk_commit_group()
                     cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -906,8 +904,8 @@ class AttentionBackward:
                     tXsX, tXgX = cpasync.tma_partition(
                         tma, 0, cute.make_layout(1), cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2)
                     )
-                    stage = i % stages
-                    cute.arch.mbarrier_wait(rings.dq_full + (wg * stages + stage), (i // stages) & 1)
+                    stage = stage_of(i, stages)
+                    cute.arch.mbarrier_wait(rings.dq_full + (wg * stages + stage), phase_of(i, stages))
                     cute.copy(tma, tXsX[None, stage * self.warpgroups + wg], tXgX[None, row_block])
                     cute.arch.cp_async_bulk_commit_group()
                     cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -980,8 +978,9 @@ class AttentionBackward:
         tidx, _, _ = cute.arch.thread_idx()
         thread = tidx - 128
         lane = tidx % 32
-        thr_s, thr_dp, thr_dv = (mma.get_slice(thread) for mma in (t.mma_s, t.mma_dp, t.mma_dv))
-        thr_dk, thr_dq = t.mma_dk.get_slice(thread), t.mma_dq.get_slice(thread)
+        first = 128 * wg  # uniform over the warp, as descriptors of operands have to be: by `thread` each one is moved
+        thr_s, thr_dp, thr_dv = (mma.get_slice(first) for mma in (t.mma_s, t.mma_dp, t.mma_dv))
+        thr_dk, thr_dq = t.mma_dk.get_slice(first), t.mma_dq.get_slice(first)
         sdS_t, sK_t = self.transposed(t.sdS), self.transposed(t.sK)
         if const_expr(self.dq_transposed):
             frag_dq_a = thr_dq.make_fragment_A(thr_dq.partition_A(sK_t))
@@ -1076,7 +1075,7 @@ class AttentionBackward:
         """
         p, t = w.p, w.t
         acc_s, acc_dp, frag_p, frag_ds = w.acc_s, w.acc_dp, w.frag_p, w.frag_ds
-        q_stage, do_stage = i % rings.q.stages, i % rings.do.stages
+        q_stage, do_stage = stage_of(i, rings.q.stages), stage_of(i, rings.do.stages)
         if first:  # hold the second warpgroup back by part of a step: one's exponentials under the other's GEMMs
             self.wait_for_first(w.wg)
         rings.q.wait(i)
@@ -1096,7 +1095,7 @@ class AttentionBackward:
             self.let_second_start(w.wg)
         if self.wants_ds:
             self.score_gradient(w, acc_s, acc_dp, frag_ds, do_stage)
-        ds_stage = i % DS_STAGES
+        ds_stage = stage_of(i, DS_STAGES)
         if self.wants_dq:  # before dK starts: registers of a running WGMMA may not be read
             rings.ds.wait_free(i)
             cute.copy(w.tiled_ds, w.slice_ds.retile(frag_ds), w.tdSsdS[None, None, None, ds_stage])
@@ -1131,8 +1130,8 @@ class AttentionBackward:
 
         `tile`: the query tile of step i among all. `last`: there is no step after it.
         """
-        ds_stage, acc_dq, drains = i % DS_STAGES, w.acc_dq, self.plan.drains
-        q_stage, do_stage = (i + 1) % rings.q.stages, (i + 1) % rings.do.stages  # of the step after
+        ds_stage, acc_dq, drains = stage_of(i, DS_STAGES), w.acc_dq, self.plan.drains
+        q_stage, do_stage = stage_of(i + 1, rings.q.stages), stage_of(i + 1, rings.do.stages)  # of the step after
         rings.ds.wait(i)
         if drains and not last:
             warpgroup.wait_group(0)  # the registers of P and dS, operands of dV and dK, are needed
@@ -1153,14 +1152,14 @@ class AttentionBackward:
             warpgroup.wait_group(0 + self.wants_dk)  # dQ
         arrive_if(rings.ds.empty + ds_stage, w.lane == 0)
         stages, words, use = self.plan.dq_stages, self.dq_words, i + w.staged
-        slot = w.wg * stages + use % stages
-        cute.arch.mbarrier_wait(rings.dq_empty + slot, ((use // stages) & 1) ^ 1)
+        slot = w.wg * stages + stage_of(use, stages)
+        cute.arch.mbarrier_wait(rings.dq_empty + slot, phase_of(use, stages) ^ 1)
         staged = cute.make_tensor(
-            w.t.sdQ + (((use % stages) * self.warpgroups + w.wg) * words + w.thread * 4),
+            w.t.sdQ + ((stage_of(use, stages) * self.warpgroups + w.wg) * words + w.thread * 4),
             cute.make_layout((4, words // 512), stride=(1, 512)),
         )
         cute.autovec_copy(cute.make_tensor(acc_dq.iterator, cute.make_layout((4, words // 512))), staged)
-        self.tag_dq(w.t.dq_tiles, (use % stages, w.wg), w.thread, tile)
+        self.tag_dq(w.t.dq_tiles, (stage_of(use, stages), w.wg), w.thread, tile)
         publish(rings.dq_full + slot, w.lane)
         if not (last or drains):
             warpgroup.wait_group(0)  # dK
@@ -1262,6 +1261,18 @@ class AttentionBackward:
 
     # ---- compute: end of a KV tile ---------------------------------------------------------------------------------
 
+    def slot_columns(self, columns):
+        """How many columns of 64 rows of 16-bit elements a slot of dQ holds: all, or the most that divide them."""
+        most = self.dq_words * 4 // (64 * ELEMENT_BYTES)
+        return columns if columns <= most else max(c for c in (128, 64, 32, 16) if c <= most and columns % c == 0)
+
+    def in_slots(self, ptr, layout):
+        """Tiles of a layout, one in each slot of dQ: (rows, columns, stage * warpgroups + warpgroup)."""
+        (rows, columns, _), (d_row, d_column, _) = layout.outer.shape, layout.outer.stride
+        slots, pitch = self.plan.dq_stages * self.warpgroups, self.dq_words * 4 // ELEMENT_BYTES
+        tiles = cute.make_layout((rows, columns, slots), stride=(d_row, d_column, pitch))
+        return cute.make_tensor(cute.recast_ptr(ptr, layout.inner, dtype=ELEMENT), tiles)
+
     def stage_sum(self, w, rings, use, acc, part, mma, sX, factor):
         """Columns of dV or dK, rounded, to a slot, for the reducer to store.
 
@@ -1274,12 +1285,12 @@ class AttentionBackward:
             if factor is not None:
                 low, high = low * factor, high * factor
             words[i] = pack(low, high)
-        stage = use % self.plan.dq_stages
+        stage = stage_of(use, self.plan.dq_stages)
         slot = w.wg * self.plan.dq_stages + stage
         store = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), ELEMENT)
         tiled = cute.make_tiled_copy_C(store, mma)
         slice_ = tiled.get_slice(w.thread)
-        cute.arch.mbarrier_wait(rings.dq_empty + slot, ((use // self.plan.dq_stages) & 1) ^ 1)
+        cute.arch.mbarrier_wait(rings.dq_empty + slot, phase_of(use, self.plan.dq_stages) ^ 1)
         to = slice_.partition_D(sX)[None, None, None, stage * self.warpgroups + w.wg]
         cute.copy(tiled, slice_.retile(frag), to)
         publish(rings.dq_full + slot, w.lane)
@@ -1352,7 +1363,7 @@ def compile_backward(index=0, options="", wanted=("q", "k", "v")):
 
         f(q, k, v, o, do, lse, dlse, dq, dk, dv, workspace, softmax_scale, workers)
 
-    that launches three kernels on torch's current stream. `wanted`: whose gradients are written; the others' tensors
+    that launches its kernels on torch's current stream. `wanted`: whose gradients are written; the others' tensors
     may be any of the right shape and dtype. dk and dv have as many heads as k and v, or a multiple of it that divides
     heads_q: then each is a sum over fewer query heads, and the caller adds up the rest. `workspace`: fp32, 16-byte
     aligned, for each query tile of each head the words that ATTN_META says; `workers`: CTAs of the main kernel at most.
@@ -1451,8 +1462,8 @@ def arguments(torch, index, q, k, v, o, do, lse, dlse, extra, softmax_scale):
     tiles = batch * heads_q * -(-seqlen_q // PLANS[index].tile_m)
     words = ATTN_META["backward"]["plans"][index]["workspace_per_tile"]
     dq, dk, dv = (torch.full_like(x, float("nan")) for x in (q, k, v))
-    workspace = torch.full((tiles * words,), float("nan"), device=q.device)
     workers = torch.cuda.get_device_properties(q.device).multi_processor_count
+    workspace = torch.full((tiles * words,), float("nan"), device=q.device)
     return q, k, v, o, do, lse, dlse, dq, dk, dv, workspace, softmax_scale, workers, *extra
 
 

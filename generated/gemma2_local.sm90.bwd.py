@@ -57,13 +57,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "gemma2_local_bwd_sm_90_d02f5c94",
+    "kernel_id": "gemma2_local_bwd_sm_90_caa75e6c",
     "name": "gemma2_local",
     "direction": "backward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "5a31e5309c94fe1ff6a6a4363a59dfa48706a3e9b0f254f9d409909ca7c8bff2",
-    "body_sha256": "7a6c399e4f8f4cf89bb4ded2e8e00300178ab54d454012c9b6a8bf4ded353205",
+    "body_sha256": "4f4548c49afa897c58ddfebd7677bc52f9ed7083b1c027cd750779eb1d5017b9",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -298,6 +298,16 @@ def bit(i):
 # ---- schedule: pipelines -------------------------------------------------------------------------------------------
 
 
+def stage_of(i, stages):
+    """i % stages, by bits where they are a power of two: the compiler does not know that counts are not negative."""
+    return i & (stages - 1) if stages & (stages - 1) == 0 else i % stages
+
+
+def phase_of(i, stages):
+    """Parity of the rounds through `stages` before use `i`."""
+    return (i >> (stages.bit_length() - 1)) & 1 if stages & (stages - 1) == 0 else (i // stages) & 1
+
+
 class Ring:
     """Stages of shared memory between those that fill them and those that read them.
 
@@ -312,11 +322,11 @@ class Ring:
 
     def wait(self, i):
         """Wait until use `i` is there."""
-        cute.arch.mbarrier_wait(self.full + i % self.stages, (i // self.stages) & 1)
+        cute.arch.mbarrier_wait(self.full + stage_of(i, self.stages), phase_of(i, self.stages))
 
     def wait_free(self, i):
         """Wait until the stage of use `i` may be filled."""
-        cute.arch.mbarrier_wait(self.empty + i % self.stages, ((i // self.stages) & 1) ^ 1)
+        cute.arch.mbarrier_wait(self.empty + stage_of(i, self.stages), phase_of(i, self.stages) ^ 1)
 
 
 class AttentionBackward:
@@ -377,7 +387,7 @@ class AttentionBackward:
         keys: Int32,
         stream: cuda.CUstream,
     ):
-        """TMA descriptors, shared-memory layouts, three launches. Shapes and units: the module's docstring."""
+        """TMA descriptors, shared-memory layouts, launches. Shapes and units: the module's docstring."""
         mQ, mK, mV, mO, mdO, mdQ, mdK, mdV = [self.heads_last(x) for x in (q, k, v, o, do, dq, dk, dv)]
         tile_m, tile_n, plan = self.tile_m, self.keys, self.plan  # here tile_n is one CTA's
         layout_q = self.smem_layout(tile_m, HEAD_DIM_QK, plan.q_stages)
@@ -839,7 +849,7 @@ class AttentionBackward:
     def tell(self, t, rings, j: Int32, count: Int32, tile: Int32):
         """Tell the other roles the CTA's next KV tile and how many steps its walk has; 0: there is no tile."""
         rings.walk.wait_free(j)
-        stage = j % WALK_STAGES
+        stage = stage_of(j, WALK_STAGES)
         with cute.arch.elect_one():
             t.walks[0, stage] = count
             t.walks[1, stage] = tile
@@ -848,7 +858,7 @@ class AttentionBackward:
     def told(self, t, rings, j, lane):
         """What the producer told of the CTA's KV tile `j`: steps of its walk, its number."""
         rings.walk.wait(j)
-        stage = j % WALK_STAGES
+        stage = stage_of(j, WALK_STAGES)
         count, tile = t.walks[0, stage], t.walks[1, stage]
         cute.arch.sync_warp()
         arrive_if(rings.walk.empty + stage, lane == 0)
@@ -891,7 +901,7 @@ class AttentionBackward:
         ):
             gX = cute.local_tile(mX[None, None, h, b], (self.tile_m, columns), (None, 0))
             tXsX, tXgX = cpasync.tma_partition(tma, 0, whole, cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2))
-            stage = i % ring.stages
+            stage = stage_of(i, ring.stages)
             ring.wait_free(i)
             with cute.arch.elect_one():
                 if const_expr(ring is rings.q):
@@ -1034,7 +1044,7 @@ class AttentionBackward:
 
     def step_dv(self, w, rings, i, before, has_dq):
         """S and P of one query tile, P also to the other warpgroup; then dQ of the step before, and dV."""
-        q_stage, do_stage = i % rings.q.stages, i % rings.do.stages
+        q_stage, do_stage = stage_of(i, rings.q.stages), stage_of(i, rings.do.stages)
         rings.q.wait(i)
         m_block, h, masked = self.step(w, q_stage)
         warpgroup.fence()
@@ -1064,7 +1074,7 @@ class AttentionBackward:
 
     def step_dk(self, w, rings, i, before, has_dq):
         """dP and dS of one query tile, dS also to both CTAs; then dQ of the step before, and dK."""
-        q_stage, do_stage = i % rings.q.stages, i % rings.do.stages
+        q_stage, do_stage = stage_of(i, rings.q.stages), stage_of(i, rings.do.stages)
         rings.q.wait(i)
         m_block, h, _ = self.step(w, q_stage)
         rings.do.wait(i)
@@ -1081,7 +1091,7 @@ class AttentionBackward:
             warpgroup.wait_group(0)
             self.score_gradient(w, w.acc_s, w.acc_dp, w.frag_ds, do_stage)
         if self.wants_dq:  # before dK starts: registers of a running WGMMA may not be read
-            ds_stage = i % DS_STAGES
+            ds_stage = stage_of(i, DS_STAGES)
             rings.ds.wait_free(i)
             cute.copy(w.tiled_ds, w.slice_ds.retile(w.frag_ds), w.tdSsdS[None, None, None, 2 * ds_stage])
             publish(rings.ds.full + ds_stage, w.lane)
@@ -1214,7 +1224,7 @@ class AttentionBackward:
 
     def start_dq(self, w, rings, i):
         """Issue this warpgroup's columns of dQ of step i: this CTA's keys, then the other's."""
-        ds_stage = i % DS_STAGES
+        ds_stage = stage_of(i, DS_STAGES)
         rings.ds.wait(i)
         warpgroup.fence()
         for half, columns in enumerate(w.frag_dq_b):
@@ -1224,7 +1234,7 @@ class AttentionBackward:
     def add_dq(self, w, rings, i, tile, behind):
         """Add dQ of step i, of query tile `tile` among all, from registers, while `behind` later GEMMs run."""
         warpgroup.wait_group(int(behind))
-        arrive_at(w.ds_empty + i % DS_STAGES, w.lane < 2)  # in both CTAs
+        arrive_at(w.ds_empty + stage_of(i, DS_STAGES), w.lane < 2)  # in both CTAs
         words = self.dq_words
         to = w.p.workspace.iterator + (Int64(tile) * (4 * words) + w.part * words + w.thread * 4)
         for k in range(words // 512):
@@ -1332,7 +1342,7 @@ def compile_backward(index=0, options="", wanted=("q", "k", "v")):
 
         f(q, k, v, o, do, lse, dlse, dq, dk, dv, workspace, softmax_scale, workers, cap, keys)
 
-    that launches three kernels on torch's current stream. `wanted`: whose gradients are written; the others' tensors
+    that launches its kernels on torch's current stream. `wanted`: whose gradients are written; the others' tensors
     may be any of the right shape and dtype. dk and dv have as many heads as k and v, or a multiple of it that divides
     heads_q: then each is a sum over fewer query heads, and the caller adds up the rest. `workspace`: fp32, 16-byte
     aligned, for each query tile of each head the words that ATTN_META says; `workers`: CTAs of the main kernel at most.
@@ -1439,8 +1449,8 @@ def arguments(torch, index, q, k, v, o, do, lse, dlse, extra, softmax_scale):
     tiles = batch * heads_q * -(-seqlen_q // PLANS[index].tile_m)
     words = ATTN_META["backward"]["plans"][index]["workspace_per_tile"]
     dq, dk, dv = (torch.full_like(x, float("nan")) for x in (q, k, v))
-    workspace = torch.full((tiles * words,), float("nan"), device=q.device)
     workers = torch.cuda.get_device_properties(q.device).multi_processor_count
+    workspace = torch.full((tiles * words,), float("nan"), device=q.device)
     return q, k, v, o, do, lse, dlse, dq, dk, dv, workspace, softmax_scale, workers, *extra
 
 

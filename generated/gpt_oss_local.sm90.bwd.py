@@ -57,13 +57,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "gpt_oss_local_bwd_sm_90_f483784c",
+    "kernel_id": "gpt_oss_local_bwd_sm_90_b41319f8",
     "name": "gpt_oss_local",
     "direction": "backward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "ab7efb4d26c195b234ba98ec0eadc128a46ebfb856443c937fadc10ba0da8463",
-    "body_sha256": "9d59230fc37fa32dbf56d6e8f054a9846c5b8702de6356f75f0c3421511fab25",
+    "body_sha256": "3aa4084e9a6810bcb3fb5f391ba824bb3bd70f61be98a0fed4ec52184dd870fd",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -86,6 +86,7 @@ ATTN_META = {
             "threads": 384,
             "smem_bytes": 232448,
             "workspace_per_tile": 8452,
+            "part_words": 8192,
         },
     ],
     "limits": [],
@@ -100,6 +101,7 @@ ATTN_META = {
                 "threads": 384,
                 "smem_bytes": 232448,
                 "workspace_per_tile": 8452,
+                "part_words": 8192,
             },
         ],
         "limits": [],
@@ -119,6 +121,7 @@ LOG2E = math.log2(math.e)
 
 DS_STAGES = 2  # of the ring of dS tiles: dQ is one step behind
 WALK_STAGES = 2  # of the ring of walks: a KV tile, and how many steps it takes
+LEAST_SHARE = 4  # steps of a walk that several CTAs share
 ROW_THREADS = 256  # of a CTA of `prepare` and `finish`
 COUNTER_WORDS = 4  # of a query tile: zeroed parts of a pair's dQ in its first; the last of tile 0: KV tiles handed out
 
@@ -288,6 +291,16 @@ def fence_proxy_global():
 # ---- schedule: pipelines -------------------------------------------------------------------------------------------
 
 
+def stage_of(i, stages):
+    """i % stages, by bits where they are a power of two: the compiler does not know that counts are not negative."""
+    return i & (stages - 1) if stages & (stages - 1) == 0 else i % stages
+
+
+def phase_of(i, stages):
+    """Parity of the rounds through `stages` before use `i`."""
+    return (i >> (stages.bit_length() - 1)) & 1 if stages & (stages - 1) == 0 else (i // stages) & 1
+
+
 class Ring:
     """Stages of shared memory between those that fill them and those that read them.
 
@@ -302,11 +315,11 @@ class Ring:
 
     def wait(self, i):
         """Wait until use `i` is there."""
-        cute.arch.mbarrier_wait(self.full + i % self.stages, (i // self.stages) & 1)
+        cute.arch.mbarrier_wait(self.full + stage_of(i, self.stages), phase_of(i, self.stages))
 
     def wait_free(self, i):
         """Wait until the stage of use `i` may be filled."""
-        cute.arch.mbarrier_wait(self.empty + i % self.stages, ((i // self.stages) & 1) ^ 1)
+        cute.arch.mbarrier_wait(self.empty + stage_of(i, self.stages), phase_of(i, self.stages) ^ 1)
 
 
 class AttentionBackward:
@@ -371,7 +384,7 @@ class AttentionBackward:
         d_sinks_sink: cute.Tensor,
         stream: cuda.CUstream,
     ):
-        """TMA descriptors, shared-memory layouts, three launches. Shapes and units: the module's docstring."""
+        """TMA descriptors, shared-memory layouts, launches. Shapes and units: the module's docstring."""
         mQ, mK, mV, mO, mdO, mdQ, mdK, mdV = [self.heads_last(x) for x in (q, k, v, o, do, dq, dk, dv)]
         tile_m, tile_n, plan = self.tile_m, self.tile_n, self.plan
         layout_q = self.smem_layout(tile_m, HEAD_DIM_QK, plan.q_stages)
@@ -447,6 +460,20 @@ class AttentionBackward:
         # dQ of so many pairs is zeroed by `prepare`, of every other one by the KV tiles of the pair as many before it.
         zero_lag = group_pairs + cute.ceil_div(workers, n_blocks)
         zeroed_tiles = cutlass.min(zero_lag, pairs) * (q_tiles // pairs)
+        # KV tiles that would leave SMs idle in a last wave: `shares` CTAs walk over a part of each one's query tiles.
+        rest = kv_tiles % workers
+        steps = m_blocks * (cute.size(mQ, mode=[2]) // cute.size(mdK, mode=[2]))  # of the longest walk
+        shares = cutlass.max(cutlass.min(workers // cutlass.max(rest, 1), steps // LEAST_SHARE), 1)
+        shared_tiles = select(shares > 1, rest, 0)
+        whole_tiles = kv_tiles - shared_tiles
+        kv_tiles = whole_tiles + shared_tiles * shares  # that are handed out: a share has a number as a tile has
+        parts_dk, parts_dv = self.parts(workspace, q_tiles, cutlass.max(shared_tiles * shares, 1))
+        tma_parts_dk, tma_mparts_dk = tma(store, parts_dk, layout_dk, 64, self.dk_columns)
+        tma_parts_dv, tma_mparts_dv = tma(store, parts_dv, layout_dv, 64, self.dv_columns)
+        add_parts = self.add_parts
+        add_parts.set_name_prefix(
+            ATTN_META["kernel_id"] + "_parts", remove_cutlass_symbol=True, keep_mangled_name=False
+        )
         name = ATTN_META["kernel_id"]
         prepare, kernel, finish = self.prepare, self.kernel, self.finish
         prepare.set_name_prefix(f"{name}_prepare", remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -468,12 +495,20 @@ class AttentionBackward:
             layout_q, layout_do, layout_k, layout_v, layout_ds, layout_dv, layout_dk,
             softmax_scale, m_blocks, n_blocks, group_pairs, q_tiles, kv_tiles,
             zero_lag,
+            whole_tiles, shares, tma_parts_dk, tma_mparts_dk, tma_parts_dv, tma_mparts_dv,
             window,
             sinks,
         ).launch(
             grid=[cutlass.min(kv_tiles, workers), 1, 1], block=[self.threads, 1, 1], stream=stream, min_blocks_per_mp=1,
             use_pdl=True,
         )
+        if const_expr(self.wants_dk or self.wants_dv):
+            if shared_tiles > 0:
+                vectors = tile_n * (HEAD_DIM_QK + HEAD_DIM_V) // 8  # of a tile, one a thread
+                add_parts(parts_dk, parts_dv, mdK, mdV, n_blocks, group_pairs, whole_tiles, shares).launch(
+                    grid=[shared_tiles * (vectors // ROW_THREADS), 1, 1], block=[ROW_THREADS, 1, 1], stream=stream,
+                    use_pdl=True,
+                )
         if const_expr(self.wants_dq):
             finish(workspace, mdQ, softmax_scale, m_blocks).launch(
                 grid=[q_tiles, 1, 1], block=[ROW_THREADS, 1, 1], stream=stream, use_pdl=True
@@ -488,18 +523,6 @@ class AttentionBackward:
         kind = sm90.get_smem_layout_atom(LayoutEnum.ROW_MAJOR, ELEMENT, columns if swizzled is None else swizzled)
         atom = warpgroup.make_smem_layout_atom(kind, ELEMENT)
         return cute.tile_to_shape(atom, (rows, columns, stages), order=(0, 1, 2))
-
-    def slot_columns(self, columns):
-        """How many columns of 64 rows of 16-bit elements a slot of dQ holds: all, or the most that divide them."""
-        most = self.dq_words * 4 // (64 * ELEMENT_BYTES)
-        return columns if columns <= most else max(c for c in (128, 64, 32, 16) if c <= most and columns % c == 0)
-
-    def in_slots(self, ptr, layout):
-        """Tiles of a layout, one in each slot of dQ: (rows, columns, stage * warpgroups + warpgroup)."""
-        (rows, columns, _), (d_row, d_column, _) = layout.outer.shape, layout.outer.stride
-        slots, pitch = self.plan.dq_stages * self.warpgroups, self.dq_words * 4 // ELEMENT_BYTES
-        tiles = cute.make_layout((rows, columns, slots), stride=(d_row, d_column, pitch))
-        return cute.make_tensor(cute.recast_ptr(ptr, layout.inner, dtype=ELEMENT), tiles)
 
     # ---- memory: the workspace -------------------------------------------------------------------------------------
     #
@@ -658,6 +681,12 @@ class AttentionBackward:
         q_tiles: Int32,
         kv_tiles: Int32,
         zero_lag: Int32,
+        whole_tiles: Int32,
+        shares: Int32,
+        tma_parts_dk: cute.CopyAtom,
+        parts_dk: cute.Tensor,
+        tma_parts_dv: cute.CopyAtom,
+        parts_dv: cute.Tensor,
         window: Int32,
         sinks: cute.Tensor,
     ):
@@ -681,6 +710,8 @@ class AttentionBackward:
             q_tiles=q_tiles,
             kv_tiles=kv_tiles,
             zero_lag=zero_lag,
+            whole_tiles=whole_tiles,
+            shares=shares,
             softmax_scale=softmax_scale,
             workspace=workspace,
             window=window,
@@ -694,6 +725,7 @@ class AttentionBackward:
         sdS = storage.sdS.get_tensor(layout_ds.outer, swizzle=layout_ds.inner)
         t = SimpleNamespace(  # tensors and the atoms that move and multiply them
             tma_q=tma_q, tma_k=tma_k, tma_v=tma_v, tma_do=tma_do, tma_dk=tma_dk, tma_dv=tma_dv,
+            tma_parts_dk=tma_parts_dk, tma_parts_dv=tma_parts_dv, parts_dk=parts_dk, parts_dv=parts_dv,
             mQ=mQ, mK=mK, mV=mV, mdO=mdO, mdK=mdK, mdV=mdV, sQ=sQ, sK=sK, sV=sV, sdO=sdO, sdS=sdS,
             sLSE=storage.sLSE.get_tensor(cute.make_layout((self.tile_m, plan.q_stages))),
             sD=storage.sD.get_tensor(cute.make_layout((self.tile_m, plan.do_stages))),
@@ -756,8 +788,19 @@ class AttentionBackward:
 
     # ---- schedule: which KV tile, and its walk over query tiles ----------------------------------------------------
 
+    def tile_of(self, p, item):
+        """The KV tile that has this number, or of whose walk the share with this number is a part."""
+        return select(item < p.whole_tiles, item, p.whole_tiles + (item - p.whole_tiles) // p.shares)
+
+    def steps_of(self, p, item, count):
+        """Of the `count` steps of a tile's walk, those that are taken: all, or one share's, [first, end)."""
+        share = (item - p.whole_tiles) % p.shares
+        first, end = count * share // p.shares, count * (share + 1) // p.shares
+        return select(item < p.whole_tiles, 0, first), select(item < p.whole_tiles, count, end)
+
     def tile_coords(self, tile, p):
         """Tile number -> (n_block, head of dK and dV, batch). Group by group of heads, first keys first."""
+        tile = self.tile_of(p, tile)
         per_group = p.group_pairs * p.n_blocks
         group = tile // per_group
         rest = tile - group * per_group
@@ -818,18 +861,26 @@ class AttentionBackward:
                 for m_0 in cutlass.range(0, p.m_blocks, 32, unroll=1):
                     live, _ = self.walk(p, b, h, m_0 + tidx, n_block)
                     count += cute.arch.popc(live)
-            self.tell(t, rings, j, cutlass.max(count, 1), tile)
+            skipped, end = self.steps_of(p, tile, count)
+            self.tell(t, rings, j, cutlass.max(end - skipped, 1), tile)
+            at = Int32(0)  # steps of the walk so far, those of other shares, too
             first = i
             for h in cutlass.range(h_0, h_0 + p.heads_per_cta, unroll=1):
                 for m_0 in cutlass.range(0, p.m_blocks, 32, unroll=1):
                     live, full = self.walk(p, b, h, m_0 + tidx, n_block)
+                    found = cute.arch.popc(live)
+                    live = select((at + found > skipped) & (at < end), live, 0)
+                    passed = at + found
                     while live != 0:
                         lane = lowest_bit(live)
-                        self.load_step(p, t, rings, i, m_0 + lane, h, b, ((full >> lane) & 1) ^ 1)
-                        if i == first:
-                            self.load_kv(t, rings, j, n_block, h_0 // p.qhead_per_kvhead, b)
+                        if (at >= skipped) & (at < end):
+                            self.load_step(p, t, rings, i, m_0 + lane, h, b, ((full >> lane) & 1) ^ 1)
+                            if i == first:
+                                self.load_kv(t, rings, j, n_block, h_0 // p.qhead_per_kvhead, b)
+                            i += 1
                         live = live & (live - 1)
-                        i += 1
+                        at += 1
+                    at = passed
             if i == first:  # one step at least, so that every pipeline turns: its mask drops all pairs
                 self.load_step(p, t, rings, i, Int32(0), h_0, b, Int32(1))
                 self.load_kv(t, rings, j, n_block, h_0 // p.qhead_per_kvhead, b)
@@ -850,7 +901,7 @@ class AttentionBackward:
     def tell(self, t, rings, j: Int32, count: Int32, tile: Int32):
         """Tell the other roles the CTA's next KV tile and how many steps its walk has; 0: there is no tile."""
         rings.walk.wait_free(j)
-        stage = j % WALK_STAGES
+        stage = stage_of(j, WALK_STAGES)
         with cute.arch.elect_one():
             t.walks[0, stage] = count
             t.walks[1, stage] = tile
@@ -859,7 +910,7 @@ class AttentionBackward:
     def told(self, t, rings, j, lane):
         """What the producer told of the CTA's KV tile `j`: steps of its walk, its number."""
         rings.walk.wait(j)
-        stage = j % WALK_STAGES
+        stage = stage_of(j, WALK_STAGES)
         count, tile = t.walks[0, stage], t.walks[1, stage]
         cute.arch.sync_warp()
         arrive_if(rings.walk.empty + stage, lane == 0)
@@ -893,7 +944,7 @@ class AttentionBackward:
         ):
             gX = cute.local_tile(mX[None, None, h, b], (self.tile_m, columns), (None, 0))
             tXsX, tXgX = cpasync.tma_partition(tma, 0, whole, cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2))
-            stage = i % ring.stages
+            stage = stage_of(i, ring.stages)
             ring.wait_free(i)
             with cute.arch.elect_one():
                 if const_expr(ring is rings.q):
@@ -921,11 +972,11 @@ class AttentionBackward:
                 self.wait_zeroed(p, b * p.heads_dkv + h_dkv, lane)
             for _ in cutlass.range(count if const_expr(self.wants_dq) else 0, unroll=1):
                 if lane == 0:
-                    slot = wg * stages + i % stages
-                    cute.arch.mbarrier_wait(rings.dq_full + slot, (i // stages) & 1)
-                    dq_tile = t.dq_tiles[i % stages, wg]
+                    slot = wg * stages + stage_of(i, stages)
+                    cute.arch.mbarrier_wait(rings.dq_full + slot, phase_of(i, stages))
+                    dq_tile = t.dq_tiles[stage_of(i, stages), wg]
                     to = p.workspace.iterator + (Int64(dq_tile) * (self.warpgroups * words) + wg * words)
-                    staged = t.sdQ + ((i % stages) * self.warpgroups + wg) * words
+                    staged = t.sdQ + (stage_of(i, stages) * self.warpgroups + wg) * words
                     bulk_add(to, staged, words * 4)
                     cute.arch.cp_async_bulk_commit_group()
                     cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -942,9 +993,12 @@ class AttentionBackward:
                     tXsX, tXgX = cpasync.tma_partition(
                         tma, 0, cute.make_layout(1), cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2)
                     )
-                    stage = i % stages
-                    cute.arch.mbarrier_wait(rings.dq_full + (wg * stages + stage), (i // stages) & 1)
-                    cute.copy(tma, tXsX[None, stage * self.warpgroups + wg], tXgX[None, row_block])
+                    stage = stage_of(i, stages)
+                    cute.arch.mbarrier_wait(rings.dq_full + (wg * stages + stage), phase_of(i, stages))
+                    if tile < p.whole_tiles:
+                        cute.copy(tma, tXsX[None, stage * self.warpgroups + wg], tXgX[None, row_block])
+                    else:
+                        self.store_part(p, t, mX is t.mdV, tile, sX, stage, wg, width, part)
                     cute.arch.cp_async_bulk_commit_group()
                     cute.arch.cp_async_bulk_wait_group(0, read=True)
                     cute.arch.sync_warp()
@@ -1016,8 +1070,9 @@ class AttentionBackward:
         tidx, _, _ = cute.arch.thread_idx()
         thread = tidx - 128
         lane = tidx % 32
-        thr_s, thr_dp, thr_dv = (mma.get_slice(thread) for mma in (t.mma_s, t.mma_dp, t.mma_dv))
-        thr_dk, thr_dq = t.mma_dk.get_slice(thread), t.mma_dq.get_slice(thread)
+        first = 128 * wg  # uniform over the warp, as descriptors of operands have to be: by `thread` each one is moved
+        thr_s, thr_dp, thr_dv = (mma.get_slice(first) for mma in (t.mma_s, t.mma_dp, t.mma_dv))
+        thr_dk, thr_dq = t.mma_dk.get_slice(first), t.mma_dq.get_slice(first)
         sdS_t, sK_t = self.transposed(t.sdS), self.transposed(t.sK)
         if const_expr(self.dq_transposed):
             frag_dq_a = thr_dq.make_fragment_A(thr_dq.partition_A(sK_t))
@@ -1112,7 +1167,7 @@ class AttentionBackward:
         """
         p, t = w.p, w.t
         acc_s, acc_dp, frag_p, frag_ds = w.acc_s, w.acc_dp, w.frag_p, w.frag_ds
-        q_stage, do_stage = i % rings.q.stages, i % rings.do.stages
+        q_stage, do_stage = stage_of(i, rings.q.stages), stage_of(i, rings.do.stages)
         if first:  # hold the second warpgroup back by part of a step: one's exponentials under the other's GEMMs
             self.wait_for_first(w.wg)
         rings.q.wait(i)
@@ -1132,7 +1187,7 @@ class AttentionBackward:
             self.let_second_start(w.wg)
         if self.wants_ds:
             self.score_gradient(w, acc_s, acc_dp, frag_ds, do_stage)
-        ds_stage = i % DS_STAGES
+        ds_stage = stage_of(i, DS_STAGES)
         if self.wants_dq:  # before dK starts: registers of a running WGMMA may not be read
             rings.ds.wait_free(i)
             cute.copy(w.tiled_ds, w.slice_ds.retile(frag_ds), w.tdSsdS[None, None, None, ds_stage])
@@ -1167,8 +1222,8 @@ class AttentionBackward:
 
         `tile`: the query tile of step i among all. `last`: there is no step after it.
         """
-        ds_stage, acc_dq, drains = i % DS_STAGES, w.acc_dq, self.plan.drains
-        q_stage, do_stage = (i + 1) % rings.q.stages, (i + 1) % rings.do.stages  # of the step after
+        ds_stage, acc_dq, drains = stage_of(i, DS_STAGES), w.acc_dq, self.plan.drains
+        q_stage, do_stage = stage_of(i + 1, rings.q.stages), stage_of(i + 1, rings.do.stages)  # of the step after
         rings.ds.wait(i)
         if drains and not last:
             warpgroup.wait_group(0)  # the registers of P and dS, operands of dV and dK, are needed
@@ -1189,14 +1244,14 @@ class AttentionBackward:
             warpgroup.wait_group(0 + self.wants_dk)  # dQ
         arrive_if(rings.ds.empty + ds_stage, w.lane == 0)
         stages, words, use = self.plan.dq_stages, self.dq_words, i + w.staged
-        slot = w.wg * stages + use % stages
-        cute.arch.mbarrier_wait(rings.dq_empty + slot, ((use // stages) & 1) ^ 1)
+        slot = w.wg * stages + stage_of(use, stages)
+        cute.arch.mbarrier_wait(rings.dq_empty + slot, phase_of(use, stages) ^ 1)
         staged = cute.make_tensor(
-            w.t.sdQ + (((use % stages) * self.warpgroups + w.wg) * words + w.thread * 4),
+            w.t.sdQ + ((stage_of(use, stages) * self.warpgroups + w.wg) * words + w.thread * 4),
             cute.make_layout((4, words // 512), stride=(1, 512)),
         )
         cute.autovec_copy(cute.make_tensor(acc_dq.iterator, cute.make_layout((4, words // 512))), staged)
-        self.tag_dq(w.t.dq_tiles, (use % stages, w.wg), w.thread, tile)
+        self.tag_dq(w.t.dq_tiles, (stage_of(use, stages), w.wg), w.thread, tile)
         publish(rings.dq_full + slot, w.lane)
         if not (last or drains):
             warpgroup.wait_group(0)  # dK
@@ -1299,6 +1354,18 @@ class AttentionBackward:
 
     # ---- compute: end of a KV tile ---------------------------------------------------------------------------------
 
+    def slot_columns(self, columns):
+        """How many columns of 64 rows of 16-bit elements a slot of dQ holds: all, or the most that divide them."""
+        most = self.dq_words * 4 // (64 * ELEMENT_BYTES)
+        return columns if columns <= most else max(c for c in (128, 64, 32, 16) if c <= most and columns % c == 0)
+
+    def in_slots(self, ptr, layout):
+        """Tiles of a layout, one in each slot of dQ: (rows, columns, stage * warpgroups + warpgroup)."""
+        (rows, columns, _), (d_row, d_column, _) = layout.outer.shape, layout.outer.stride
+        slots, pitch = self.plan.dq_stages * self.warpgroups, self.dq_words * 4 // ELEMENT_BYTES
+        tiles = cute.make_layout((rows, columns, slots), stride=(d_row, d_column, pitch))
+        return cute.make_tensor(cute.recast_ptr(ptr, layout.inner, dtype=ELEMENT), tiles)
+
     def stage_sum(self, w, rings, use, acc, part, mma, sX, factor):
         """Columns of dV or dK, rounded, to a slot, for the reducer to store.
 
@@ -1311,15 +1378,91 @@ class AttentionBackward:
             if factor is not None:
                 low, high = low * factor, high * factor
             words[i] = pack(low, high)
-        stage = use % self.plan.dq_stages
+        stage = stage_of(use, self.plan.dq_stages)
         slot = w.wg * self.plan.dq_stages + stage
         store = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), ELEMENT)
         tiled = cute.make_tiled_copy_C(store, mma)
         slice_ = tiled.get_slice(w.thread)
-        cute.arch.mbarrier_wait(rings.dq_empty + slot, ((use // self.plan.dq_stages) & 1) ^ 1)
+        cute.arch.mbarrier_wait(rings.dq_empty + slot, phase_of(use, self.plan.dq_stages) ^ 1)
         to = slice_.partition_D(sX)[None, None, None, stage * self.warpgroups + w.wg]
         cute.copy(tiled, slice_.retile(frag), to)
         publish(rings.dq_full + slot, w.lane)
+
+    # ---- kernel add_parts: dK and dV of KV tiles whose walk is shared -----------------------------------------------
+
+    def parts(self, workspace, q_tiles, number):
+        """dK and dV of each share, (tile_n, head_dim, number), behind everything else in the workspace."""
+        words = Int64(q_tiles) * (self.tile_m * (HEAD_DIM_QK + 2) + COUNTER_WORDS)
+        at = cute.recast_ptr(workspace.iterator + cute.assume(words, divby=4), dtype=ELEMENT)
+        pitch = self.tile_n * (HEAD_DIM_QK + HEAD_DIM_V)
+        return tuple(
+            cute.make_tensor(at + skip, cute.make_layout((self.tile_n, width, number), stride=(width, 1, pitch)))
+            for skip, width in ((0, HEAD_DIM_QK), (self.tile_n * HEAD_DIM_QK, HEAD_DIM_V))
+        )
+
+    @cute.jit
+    def store_part(
+        self, p, t, of_dv: cutlass.Constexpr, item, sX, stage, wg: cutlass.Constexpr, width: cutlass.Constexpr,
+        part: cutlass.Constexpr,
+    ):
+        """A warpgroup's slot, columns of dV or dK of a share, to its place among the parts."""
+        tma = t.tma_parts_dv if const_expr(of_dv) else t.tma_parts_dk
+        parts = t.parts_dv if const_expr(of_dv) else t.parts_dk
+        gX = cute.local_tile(parts[None, None, item - p.whole_tiles], (64, width), (None, part))
+        tXsX, tXgX = cpasync.tma_partition(
+            tma, 0, cute.make_layout(1), cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2)
+        )
+        cute.copy(tma, tXsX[None, stage * self.warpgroups + wg], tXgX[None, wg])
+
+    @cute.kernel
+    def add_parts(
+        self,
+        parts_dk: cute.Tensor,
+        parts_dv: cute.Tensor,
+        mdK: cute.Tensor,
+        mdV: cute.Tensor,
+        n_blocks: Int32,
+        group_pairs: Int32,
+        whole_tiles: Int32,
+        shares: Int32,
+    ):
+        """Sums of the shares' dK and dV, in the order of the walk, so with the same bits in every run."""
+        tidx, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+        heads_dkv, batch = (cute.size(mdK, mode=[mode]) for mode in (2, 3))
+        p = SimpleNamespace(
+            n_blocks=n_blocks, group_pairs=group_pairs, heads_dkv=heads_dkv, batch=batch, whole_tiles=whole_tiles,
+            shares=shares,
+        )
+        ctas = self.tile_n * (HEAD_DIM_QK + HEAD_DIM_V) // 8 // ROW_THREADS  # of a tile
+        number = block // ctas
+        vector = (block - number * ctas) * ROW_THREADS + tidx
+        first = number * shares
+        place = self.tile_coords(whole_tiles + first, p)
+        of_dk = self.tile_n * HEAD_DIM_QK // 8
+        if vector < of_dk:
+            if const_expr(self.wants_dk):
+                self.add_rows(parts_dk, mdK, HEAD_DIM_QK, 64, vector, first, shares, place)
+        else:
+            if const_expr(self.wants_dv):
+                self.add_rows(parts_dv, mdV, HEAD_DIM_V, 64, vector - of_dk, first, shares, place)
+
+    @cute.jit
+    def add_rows(self, parts, mX, padded: cutlass.Constexpr, columns: cutlass.Constexpr, vector, first, shares, place):
+        """Eight columns of one row: the sum over the shares from `first` on, to a tile's place in dK or dV."""
+        row, column = vector // (padded // 8), vector % (padded // 8)
+        n_block, head, batch_idx = place
+        total, part = cute.make_rmem_tensor(8, Float32), cute.make_rmem_tensor(8, ELEMENT)
+        total.fill(0.0)
+        for share in cutlass.range(shares, unroll=8):
+            cute.autovec_copy(cute.zipped_divide(parts[row, None, first + share], (8,))[None, column], part)
+            total.store(total.load() + part.load().to(Float32))
+        part.store(total.load().to(ELEMENT))
+        row = n_block * self.tile_n + row
+        if row < cute.size(mX, mode=[0]) and column < columns // 8:
+            cute.autovec_copy(part, cute.zipped_divide(mX[row, None, head, batch_idx], (8,))[None, column])
 
     # ---- kernel finish: dQ from the order of registers to rows -----------------------------------------------------
 
@@ -1389,10 +1532,11 @@ def compile_backward(index=0, options="", wanted=("q", "k", "v")):
 
         f(q, k, v, o, do, lse, dlse, dq, dk, dv, workspace, softmax_scale, workers, window, sinks, d_sinks_sink)
 
-    that launches three kernels on torch's current stream. `wanted`: whose gradients are written; the others' tensors
+    that launches its kernels on torch's current stream. `wanted`: whose gradients are written; the others' tensors
     may be any of the right shape and dtype. dk and dv have as many heads as k and v, or a multiple of it that divides
     heads_q: then each is a sum over fewer query heads, and the caller adds up the rest. `workspace`: fp32, 16-byte
     aligned, for each query tile of each head the words that ATTN_META says; `workers`: CTAs of the main kernel at most.
+    Behind those words stand `part_words` for each worker: dK and dV of KV tiles that several CTAs share.
     """
     batch = cute.sym_int(symbol="batch")
     seqlen_q = cute.sym_int(symbol="seqlen_q")
@@ -1501,8 +1645,9 @@ def arguments(torch, index, q, k, v, o, do, lse, dlse, extra, softmax_scale):
     tiles = batch * heads_q * -(-seqlen_q // PLANS[index].tile_m)
     words = ATTN_META["backward"]["plans"][index]["workspace_per_tile"]
     dq, dk, dv = (torch.full_like(x, float("nan")) for x in (q, k, v))
-    workspace = torch.full((tiles * words,), float("nan"), device=q.device)
     workers = torch.cuda.get_device_properties(q.device).multi_processor_count
+    part_words = ATTN_META["backward"]["plans"][index]["part_words"]
+    workspace = torch.full((tiles * words + workers * part_words,), float("nan"), device=q.device)
     extra = (
         *extra,
         torch.zeros_like(lse),  # d_sinks_sink

@@ -56,13 +56,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "modernbert_unpadded_bwd_sm_90_e72e46f6",
+    "kernel_id": "modernbert_unpadded_bwd_sm_90_fd5d8b99",
     "name": "modernbert_unpadded",
     "direction": "backward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0903924f07108d85fb9619611fb53d9f68161226a764665a96de6a84560fea71",
-    "body_sha256": "5ffb36f1e4f5306f972a1b0f6df4617f337177e48ce227b26104b90c51beaa92",
+    "body_sha256": "e631596be8a23b9fc4dab0279b2e1cf2ccf58fe5c2a848451feaf02fcc4c2538",
     "layout": "varlen",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -275,6 +275,16 @@ def row_of_four(words, lane):
 # ---- schedule: pipelines -------------------------------------------------------------------------------------------
 
 
+def stage_of(i, stages):
+    """i % stages, by bits where they are a power of two: the compiler does not know that counts are not negative."""
+    return i & (stages - 1) if stages & (stages - 1) == 0 else i % stages
+
+
+def phase_of(i, stages):
+    """Parity of the rounds through `stages` before use `i`."""
+    return (i >> (stages.bit_length() - 1)) & 1 if stages & (stages - 1) == 0 else (i // stages) & 1
+
+
 class Ring:
     """Stages of shared memory between those that fill them and those that read them.
 
@@ -289,11 +299,11 @@ class Ring:
 
     def wait(self, i):
         """Wait until use `i` is there."""
-        cute.arch.mbarrier_wait(self.full + i % self.stages, (i // self.stages) & 1)
+        cute.arch.mbarrier_wait(self.full + stage_of(i, self.stages), phase_of(i, self.stages))
 
     def wait_free(self, i):
         """Wait until the stage of use `i` may be filled."""
-        cute.arch.mbarrier_wait(self.empty + i % self.stages, ((i // self.stages) & 1) ^ 1)
+        cute.arch.mbarrier_wait(self.empty + stage_of(i, self.stages), phase_of(i, self.stages) ^ 1)
 
 
 class AttentionBackward:
@@ -358,7 +368,7 @@ class AttentionBackward:
         cu_seqlens_kv: cute.Tensor,
         stream: cuda.CUstream,
     ):
-        """TMA descriptors, shared-memory layouts, three launches. Shapes and units: the module's docstring."""
+        """TMA descriptors, shared-memory layouts, launches. Shapes and units: the module's docstring."""
         mO, mdO_rows, mdQ = [self.heads_last(x) for x in (o, do, dq)]
         mQ, mK, mV, mdO, mdK, mdV = [self.ragged(self.heads_last(x)) for x in (q, k, v, do, dk, dv)]
         tile_m, tile_n, plan = self.tile_m, self.tile_n, self.plan
@@ -575,18 +585,6 @@ class AttentionBackward:
         kind = sm90.get_smem_layout_atom(LayoutEnum.ROW_MAJOR, ELEMENT, columns if swizzled is None else swizzled)
         atom = warpgroup.make_smem_layout_atom(kind, ELEMENT)
         return cute.tile_to_shape(atom, (rows, columns, stages), order=(0, 1, 2))
-
-    def slot_columns(self, columns):
-        """How many columns of 64 rows of 16-bit elements a slot of dQ holds: all, or the most that divide them."""
-        most = self.dq_words * 4 // (64 * ELEMENT_BYTES)
-        return columns if columns <= most else max(c for c in (128, 64, 32, 16) if c <= most and columns % c == 0)
-
-    def in_slots(self, ptr, layout):
-        """Tiles of a layout, one in each slot of dQ: (rows, columns, stage * warpgroups + warpgroup)."""
-        (rows, columns, _), (d_row, d_column, _) = layout.outer.shape, layout.outer.stride
-        slots, pitch = self.plan.dq_stages * self.warpgroups, self.dq_words * 4 // ELEMENT_BYTES
-        tiles = cute.make_layout((rows, columns, slots), stride=(d_row, d_column, pitch))
-        return cute.make_tensor(cute.recast_ptr(ptr, layout.inner, dtype=ELEMENT), tiles)
 
     # ---- memory: the workspace -------------------------------------------------------------------------------------
     #
@@ -926,7 +924,7 @@ class AttentionBackward:
     def tell(self, t, rings, j: Int32, count: Int32, tile: Int32):
         """Tell the other roles the CTA's next KV tile and how many steps its walk has; 0: there is no tile."""
         rings.walk.wait_free(j)
-        stage = j % WALK_STAGES
+        stage = stage_of(j, WALK_STAGES)
         with cute.arch.elect_one():
             t.walks[0, stage] = count
             t.walks[1, stage] = tile
@@ -935,7 +933,7 @@ class AttentionBackward:
     def told(self, t, rings, j, lane):
         """What the producer told of the CTA's KV tile `j`: steps of its walk, its number."""
         rings.walk.wait(j)
-        stage = j % WALK_STAGES
+        stage = stage_of(j, WALK_STAGES)
         count, tile = t.walks[0, stage], t.walks[1, stage]
         cute.arch.sync_warp()
         arrive_if(rings.walk.empty + stage, lane == 0)
@@ -971,7 +969,7 @@ class AttentionBackward:
             rows = self.rows_of(mX, p, p.start_q, p.seqlen_q, h, b)
             gX = cute.local_tile(rows, (self.tile_m, columns), (None, 0))
             tXsX, tXgX = cpasync.tma_partition(tma, 0, whole, cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2))
-            stage = i % ring.stages
+            stage = stage_of(i, ring.stages)
             ring.wait_free(i)
             with cute.arch.elect_one():
                 if const_expr(ring is rings.q):
@@ -998,11 +996,11 @@ class AttentionBackward:
             n_block, h_dkv, b = seq.place
             for _ in cutlass.range(count if const_expr(self.wants_dq) else 0, unroll=1):
                 if lane == 0:
-                    slot = wg * stages + i % stages
-                    cute.arch.mbarrier_wait(rings.dq_full + slot, (i // stages) & 1)
-                    dq_tile = t.dq_tiles[i % stages, wg]
+                    slot = wg * stages + stage_of(i, stages)
+                    cute.arch.mbarrier_wait(rings.dq_full + slot, phase_of(i, stages))
+                    dq_tile = t.dq_tiles[stage_of(i, stages), wg]
                     to = p.workspace.iterator + (Int64(dq_tile) * (self.warpgroups * words) + wg * words)
-                    staged = t.sdQ + ((i % stages) * self.warpgroups + wg) * words
+                    staged = t.sdQ + (stage_of(i, stages) * self.warpgroups + wg) * words
                     bulk_add(to, staged, words * 4)
                     cute.arch.cp_async_bulk_commit_group()
                     cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -1020,8 +1018,8 @@ class AttentionBackward:
                     tXsX, tXgX = cpasync.tma_partition(
                         tma, 0, cute.make_layout(1), cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2)
                     )
-                    stage = i % stages
-                    cute.arch.mbarrier_wait(rings.dq_full + (wg * stages + stage), (i // stages) & 1)
+                    stage = stage_of(i, stages)
+                    cute.arch.mbarrier_wait(rings.dq_full + (wg * stages + stage), phase_of(i, stages))
                     cute.copy(tma, tXsX[None, stage * self.warpgroups + wg], tXgX[None, row_block])
                     cute.arch.cp_async_bulk_commit_group()
                     cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -1040,8 +1038,9 @@ class AttentionBackward:
         tidx, _, _ = cute.arch.thread_idx()
         thread = tidx - 128
         lane = tidx % 32
-        thr_s, thr_dp, thr_dv = (mma.get_slice(thread) for mma in (t.mma_s, t.mma_dp, t.mma_dv))
-        thr_dk, thr_dq = t.mma_dk.get_slice(thread), t.mma_dq.get_slice(thread)
+        first = 128 * wg  # uniform over the warp, as descriptors of operands have to be: by `thread` each one is moved
+        thr_s, thr_dp, thr_dv = (mma.get_slice(first) for mma in (t.mma_s, t.mma_dp, t.mma_dv))
+        thr_dk, thr_dq = t.mma_dk.get_slice(first), t.mma_dq.get_slice(first)
         sdS_t, sK_t = self.transposed(t.sdS), self.transposed(t.sK)
         if const_expr(self.dq_transposed):
             frag_dq_a = thr_dq.make_fragment_A(thr_dq.partition_A(sK_t))
@@ -1138,7 +1137,7 @@ class AttentionBackward:
         """
         p, t = w.p, w.t
         acc_s, acc_dp, frag_p, frag_ds = w.acc_s, w.acc_dp, w.frag_p, w.frag_ds
-        q_stage, do_stage = i % rings.q.stages, i % rings.do.stages
+        q_stage, do_stage = stage_of(i, rings.q.stages), stage_of(i, rings.do.stages)
         if first:  # hold the second warpgroup back by part of a step: one's exponentials under the other's GEMMs
             self.wait_for_first(w.wg)
         rings.q.wait(i)
@@ -1158,7 +1157,7 @@ class AttentionBackward:
             self.let_second_start(w.wg)
         if self.wants_ds:
             self.score_gradient(w, acc_s, acc_dp, frag_ds, do_stage)
-        ds_stage = i % DS_STAGES
+        ds_stage = stage_of(i, DS_STAGES)
         if self.wants_dq:  # before dK starts: registers of a running WGMMA may not be read
             rings.ds.wait_free(i)
             cute.copy(w.tiled_ds, w.slice_ds.retile(frag_ds), w.tdSsdS[None, None, None, ds_stage])
@@ -1193,8 +1192,8 @@ class AttentionBackward:
 
         `tile`: the query tile of step i among all. `last`: there is no step after it.
         """
-        ds_stage, acc_dq, drains = i % DS_STAGES, w.acc_dq, self.plan.drains
-        q_stage, do_stage = (i + 1) % rings.q.stages, (i + 1) % rings.do.stages  # of the step after
+        ds_stage, acc_dq, drains = stage_of(i, DS_STAGES), w.acc_dq, self.plan.drains
+        q_stage, do_stage = stage_of(i + 1, rings.q.stages), stage_of(i + 1, rings.do.stages)  # of the step after
         rings.ds.wait(i)
         if drains and not last:
             warpgroup.wait_group(0)  # the registers of P and dS, operands of dV and dK, are needed
@@ -1215,14 +1214,14 @@ class AttentionBackward:
             warpgroup.wait_group(0 + self.wants_dk)  # dQ
         arrive_if(rings.ds.empty + ds_stage, w.lane == 0)
         stages, words, use = self.plan.dq_stages, self.dq_words, i + w.staged
-        slot = w.wg * stages + use % stages
-        cute.arch.mbarrier_wait(rings.dq_empty + slot, ((use // stages) & 1) ^ 1)
+        slot = w.wg * stages + stage_of(use, stages)
+        cute.arch.mbarrier_wait(rings.dq_empty + slot, phase_of(use, stages) ^ 1)
         staged = cute.make_tensor(
-            w.t.sdQ + (((use % stages) * self.warpgroups + w.wg) * words + w.thread * 4),
+            w.t.sdQ + ((stage_of(use, stages) * self.warpgroups + w.wg) * words + w.thread * 4),
             cute.make_layout((4, words // 512), stride=(1, 512)),
         )
         cute.autovec_copy(cute.make_tensor(acc_dq.iterator, cute.make_layout((4, words // 512))), staged)
-        self.tag_dq(w.t.dq_tiles, (use % stages, w.wg), w.thread, tile)
+        self.tag_dq(w.t.dq_tiles, (stage_of(use, stages), w.wg), w.thread, tile)
         publish(rings.dq_full + slot, w.lane)
         if not (last or drains):
             warpgroup.wait_group(0)  # dK
@@ -1325,6 +1324,18 @@ class AttentionBackward:
 
     # ---- compute: end of a KV tile ---------------------------------------------------------------------------------
 
+    def slot_columns(self, columns):
+        """How many columns of 64 rows of 16-bit elements a slot of dQ holds: all, or the most that divide them."""
+        most = self.dq_words * 4 // (64 * ELEMENT_BYTES)
+        return columns if columns <= most else max(c for c in (128, 64, 32, 16) if c <= most and columns % c == 0)
+
+    def in_slots(self, ptr, layout):
+        """Tiles of a layout, one in each slot of dQ: (rows, columns, stage * warpgroups + warpgroup)."""
+        (rows, columns, _), (d_row, d_column, _) = layout.outer.shape, layout.outer.stride
+        slots, pitch = self.plan.dq_stages * self.warpgroups, self.dq_words * 4 // ELEMENT_BYTES
+        tiles = cute.make_layout((rows, columns, slots), stride=(d_row, d_column, pitch))
+        return cute.make_tensor(cute.recast_ptr(ptr, layout.inner, dtype=ELEMENT), tiles)
+
     def stage_sum(self, w, rings, use, acc, part, mma, sX, factor):
         """Columns of dV or dK, rounded, to a slot, for the reducer to store.
 
@@ -1337,12 +1348,12 @@ class AttentionBackward:
             if factor is not None:
                 low, high = low * factor, high * factor
             words[i] = pack(low, high)
-        stage = use % self.plan.dq_stages
+        stage = stage_of(use, self.plan.dq_stages)
         slot = w.wg * self.plan.dq_stages + stage
         store = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), ELEMENT)
         tiled = cute.make_tiled_copy_C(store, mma)
         slice_ = tiled.get_slice(w.thread)
-        cute.arch.mbarrier_wait(rings.dq_empty + slot, ((use // self.plan.dq_stages) & 1) ^ 1)
+        cute.arch.mbarrier_wait(rings.dq_empty + slot, phase_of(use, self.plan.dq_stages) ^ 1)
         to = slice_.partition_D(sX)[None, None, None, stage * self.warpgroups + w.wg]
         cute.copy(tiled, slice_.retile(frag), to)
         publish(rings.dq_full + slot, w.lane)
@@ -1428,7 +1439,7 @@ def compile_backward(index=0, options="", wanted=("q", "k", "v")):
         f(q, k, v, o, do, lse, dlse, dq, dk, dv, workspace, softmax_scale, workers, half, cu_seqlens_q,
           cu_seqlens_kv)
 
-    that launches three kernels on torch's current stream. `wanted`: whose gradients are written; the others' tensors
+    that launches its kernels on torch's current stream. `wanted`: whose gradients are written; the others' tensors
     may be any of the right shape and dtype. dk and dv have as many heads as k and v, or a multiple of it that divides
     heads_q: then each is a sum over fewer query heads, and the caller adds up the rest. `workspace`: fp32, 16-byte
     aligned, for each query tile of each head the words that ATTN_META says; `workers`: CTAs of the main kernel at most.
@@ -1575,8 +1586,8 @@ def arguments(torch, index, q, k, v, o, do, lse, dlse, extra, softmax_scale):
     tiles = heads_q * (seqlen_q // PLANS[index].tile_m + batch + 1)
     words = ATTN_META["backward"]["plans"][index]["workspace_per_tile"]
     dq, dk, dv = (torch.full_like(x, float("nan")) for x in (q, k, v))
-    workspace = torch.full((tiles * words,), float("nan"), device=q.device)
     workers = torch.cuda.get_device_properties(q.device).multi_processor_count
+    workspace = torch.full((tiles * words,), float("nan"), device=q.device)
     return q, k, v, o, do, lse, dlse, dq, dk, dv, workspace, softmax_scale, workers, *extra
 
 

@@ -68,4 +68,5 @@ def _plan_meta(p: BackwardPlan) -> dict[str, Any]:
         "threads": p.launch.threads,
         "smem_bytes": p.memory.smem_bytes,
         "workspace_per_tile": p.memory.workspace_per_tile,
+        **({"part_words": p.part_words} if p.part_words else {}),
     }

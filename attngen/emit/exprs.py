@@ -33,6 +33,7 @@ tma_mdO tma_mdV v_full walk_full words workspace zeros
 block gD gLSE group_pairs groups keeps last_column last_row pairs passes r_0 total
 COUNTER_WORDS WALK_STAGES counters heads_dkv heads_per_cta layout_dk layout_dv mma_dp own_dk own_dv sdK sdV walks
 boxes layout_boxes layout_peer_k rank sPeerK ticket zero_lag zeroed_tiles
+add_parts add_rows items part parts parts_dk parts_dv rest share shares whole_tiles tma_parts_dk tma_parts_dv
 TABLE_THREADS above build_tables counts extremes fill fill_extremes fill_tables middle positions table_words tables
 wanted windows
 raw scale has_bit word

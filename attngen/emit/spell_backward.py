@@ -11,7 +11,7 @@ from attngen.emit.straight import straight_line
 from attngen.emit.tables import build_arguments
 from attngen.emit.view import BackwardTile, BackwardView, Formula
 from attngen.emit.weights import backward_fields
-from attngen.ir.backward import BackwardPlan, BackwardPlanSet
+from attngen.ir.backward import LEAST_SHARE, BackwardPlan, BackwardPlanSet
 from attngen.passes.backward.memory import COUNTER_WORDS
 from attngen.passes.epilogue import rewrites_do
 
@@ -86,6 +86,8 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         shape_dv=common["shape_v"].replace("heads_kv", "heads_dkv"),
         counters_note=_counters_note(plan_set),
         zeroes_ahead=first.schedule.zeroes_ahead,
+        shares_walks=first.schedule.shares_walks,
+        least_share=LEAST_SHARE,
         turn_note="Higher tiles first" if descends else "Lower tiles first",
         kv_descends=descends,
         serpentine=first.schedule.serpentine and not spec.layout.is_ragged,

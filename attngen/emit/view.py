@@ -369,6 +369,8 @@ class BackwardView(CommonView):
     counter_words: int
     counters_note: str
     zeroes_ahead: bool
+    shares_walks: bool
+    least_share: int
     shape_dk: str
     shape_dv: str
     turn_note: str

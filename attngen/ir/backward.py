@@ -20,6 +20,9 @@ from attngen.ir.plan import Buffer, Cost, LaunchPlan, MaskPlan, Rejected, Schedu
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType
 
+#: Steps of a share of a walk: what a CTA does besides, and the sum of the parts, takes about one.
+LEAST_SHARE = 4
+
 
 class BackwardCompute(Node):
     """MMA shapes, and who computes what. tile_n keys belong to a cluster: 64 to each warpgroup of its one CTA, or 64 to
@@ -123,6 +126,19 @@ class BackwardSchedule(SchedulePlan):
     #: dQ becomes zero just before it is added to, where L2 still holds the zeros: `prepare` zeroes the first `zero_lag`
     #: pairs, and a warp of the KV tiles of each pair that of the one as many further on. Not where turns are taken.
     zeroes_ahead: bool = False
+    #: KV tiles that would leave most SMs idle in a last wave are walked by several CTAs each (`shared`), which leave dK
+    #: and dV in parts, in 16 bits, for `add_parts` to sum in order. Where walks are about equal, no turns are taken and
+    #: no captured gradient is added up along a walk.
+    shares_walks: bool = False
+
+    def shared(self, kv_tiles: int, workers: int, steps: int) -> tuple[int, int]:
+        """How many KV tiles one CTA walks alone, and how many CTAs share the walk of each of the others.
+
+        `steps`: of the longest walk. A share takes `LEAST_SHARE` steps of it or more.
+        """
+        rest = kv_tiles % workers
+        shares = max(min(workers // max(rest, 1), steps // LEAST_SHARE), 1) if self.shares_walks else 1
+        return (kv_tiles - rest, shares) if rest and shares > 1 else (kv_tiles, 1)
 
     def wave(self, tile: int, group_tiles: int, ctas: int) -> int:
         """The wave of a KV tile by its number: about as many tiles as there are CTAs, whole waves to a group."""
@@ -156,6 +172,15 @@ class BackwardPlan(Node):
     memory: BackwardMemory
     launch: LaunchPlan
     cost: Cost
+
+    @property
+    def part_words(self) -> int:
+        """fp32 words of workspace for dK and dV of one share of a walk, in 16 bits; 0: no walk is shared.
+
+        A call has at most as many shares as workers, and takes as many parts as it has workers.
+        """
+        c = self.compute
+        return c.tile_n * (c.head_dim_qk_padded + c.head_dim_v_padded) // 2 if self.schedule.shares_walks else 0
 
 
 class BackwardPlanSet(Node):

@@ -51,6 +51,8 @@ class Variant:
     tile_n: int
     cluster: int
     workspace: tuple[int, ...]
+    #: Words of workspace for each worker beside those of query tiles: of dK and dV of a share of a walk.
+    parts: tuple[int, ...]
     limits: tuple[int, ...]
     #: Entries of the file's `gradients`.
     rows: tuple[Mapping[str, Any], ...]
@@ -178,6 +180,7 @@ class Backward:
             tile_n=int(meta["plans"][-1]["tile_n"]),
             cluster=int(meta["plans"][-1].get("cluster", 1)),
             workspace=tuple(int(p["workspace_per_tile"]) for p in meta["plans"]),
+            parts=tuple(int(p.get("part_words", 0)) for p in meta["plans"]),
             limits=tuple(meta["limits"]),
             rows=rows,
             learned=learned,
@@ -298,7 +301,7 @@ class Backward:
             longest = self._longest(sizes)
             plan = next((i for i, limit in enumerate(variant.limits) if longest <= limit), len(variant.functions) - 1)
         tiles = self._tiles(sizes, "seqlen_q", variant.tile_m[plan])
-        elements = sizes["heads_q"] * tiles * variant.workspace[plan]
+        elements = sizes["heads_q"] * tiles * variant.workspace[plan] + workers * variant.parts[plan]
         workspace = torch.empty(elements, dtype=_F32, device=state.device)
         if do is None:
             do = torch.zeros_like(inputs[3])

@@ -148,6 +148,8 @@ def _ledger(plan: BackwardPlan) -> Iterator[Check]:
     splits = c.splits_operands
     readers = 1 if splits else 4 * n
     zeroers = int(plan.schedule.zeroes_ahead)
+    shares, even = plan.schedule.shares_walks, zeroers and not plan.schedule.grouped
+    yield even or not shares, "schedule: walks are shared where they are even and dQ is zeroed ahead"
     yield not (splits and zeroers), "schedule: split operands have no warp that zeroes dQ ahead"
     wanted = {"k": (1, readers), "v": (1, readers), "walk": (1, 4 * n + (0 if splits else n) + zeroers)}
     wanted |= {"q": (1, 4 * n), "do": (1, 4 * n)}

@@ -133,6 +133,8 @@ def wanted(plan_set: BackwardPlanSet) -> Events:
     methods["kernel"] = _kernel(plan_set)
     methods["prepare"] = _count("grid launch")
     methods["finish"] = _count("grid wait")
+    if plan_set.plans[0].schedule.shares_walks:
+        methods["add_parts"] = _count("grid wait", "grid launch")
     for kernel in kernels_of(plan_set.plans[0].mask.form)[-1:]:
         methods[f"fill_{kernel}"] = _count("grid launch")
     if plan_set.spec.layout.is_ragged and splits:  # numbers that no tile has are passed over

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from attngen.ir.backward import BackwardPlan, BackwardPlanSet
+from attngen.ir.backward import LEAST_SHARE, BackwardPlan, BackwardPlanSet
 from attngen.ir.types import DType
 from attngen.source import parse_python
 from attngen.verify.backward_ledger import CONSUMER_WARPS, event, kernel_path, ledger_faults
+from attngen.verify.backward_shares import share_faults
 from attngen.verify.backward_zeroes import zero_faults
 from attngen.verify.ledger import dotted
 from attngen.verify.source import SourceError, general_faults, meta_of, unparsable
@@ -64,6 +65,7 @@ def source_faults(text: str, plan_set: BackwardPlanSet, tree: ast.Module | None 
         *table_faults(tree, CLASS, plan_set.plans[0].mask.form, meta_of(tree)),
         *_turns(methods, plan_set),
         *zero_faults(methods, plan_set),
+        *share_faults(methods, plan_set),
         *ledger_faults(tree, plan_set),
     ]
 
@@ -116,6 +118,7 @@ def _planned(plan_set: BackwardPlanSet) -> dict[str, Any]:
         "DS_STAGES": m.ds_stages,
         **({"P_STAGES": m.p_stages} if c.splits_operands else {}),
         "WALK_STAGES": next(pipe.stages for pipe in p.schedule.pipelines if pipe.name == "walk"),
+        **({"LEAST_SHARE": LEAST_SHARE} if p.schedule.shares_walks else {}),
         "COUNTER_WORDS": m.workspace_per_tile - c.tile_m * (c.head_dim_qk_padded + 2),
         **{constant: barriers[name] for constant, name in _BARRIERS.items() if name in barriers},
     }
@@ -174,11 +177,11 @@ def _meta(meta: Any, plan_set: BackwardPlanSet) -> Iterator[str]:
     plans = [
         (
             p.name, p.compute.tile_m, p.compute.tile_n, p.launch.cluster[0], p.launch.threads, p.memory.smem_bytes,
-            p.memory.workspace_per_tile,
+            p.memory.workspace_per_tile, p.part_words or None,
         )
         for p in plan_set.plans
     ]  # fmt: skip
-    keys = ("name", "tile_m", "tile_n", "cluster", "threads", "smem_bytes", "workspace_per_tile")
+    keys = ("name", "tile_m", "tile_n", "cluster", "threads", "smem_bytes", "workspace_per_tile", "part_words")
     if [tuple(p.get(k) for k in keys) for p in stated.get("plans", ())] != plans:
         yield f"ATTN_META states other plans than {plans}"
     if stated.get("limits") != list(plan_set.limits) or stated.get("deterministic") != plan_set.deterministic:
@@ -240,7 +243,8 @@ def _evaluated(e: ast.expr, numbers: Mapping[str, int]) -> int | str:
 
 def _paths(methods: Mapping[str, ast.FunctionDef], p: BackwardPlan) -> Iterator[str]:
     """Waits for the grid before stand on every path, once, before what they protect."""
-    for name, wanted in (_PATHS | {"kernel": kernel_path(p)}).items():
+    parts = {"add_parts": ("grid wait",)} if p.schedule.shares_walks else {}
+    for name, wanted in (_PATHS | parts | {"kernel": kernel_path(p)}).items():
         body = methods[name].body if name in methods else []
         steps = [(e, n.lineno) for n in body if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)
                  and (e := event(n.value) or "") in wanted]  # fmt: skip
@@ -298,6 +302,9 @@ def _launches(methods: Mapping[str, ast.FunctionDef], plan_set: BackwardPlanSet)
             found.append((dotted(n.func.value.func), given.get("use_pdl", False), cluster))
     tables = {LAUNCHED[k]: False for k in kernels_of(p.mask.form)}
     launches = {**tables, **dict.fromkeys(first, False), **_LAUNCHES}
+    if p.schedule.shares_walks:
+        del launches["finish"]
+        launches |= {"add_parts": True, "finish": True}
     wanted = [(k, pdl, p.launch.cluster if k == "kernel" else (1, 1, 1)) for k, pdl in launches.items()]
     if found != wanted:
         yield f"launches (kernel, programmatic, cluster) {found}, not {wanted}"

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping
 
 from attngen.ir.backward import BackwardPlanSet
-from attngen.verify.ledger import dotted
+from attngen.verify.ledger import assigned
 
 #: Method -> name -> the values that it is given: `BackwardSchedule.zero_lag`, and the pairs that it separates.
 _ZEROES = {
@@ -30,7 +30,7 @@ def zero_faults(methods: Mapping[str, ast.FunctionDef], plan_set: BackwardPlanSe
     ahead = plan_set.plans[0].schedule.zeroes_ahead
     for method, names in _ZEROES.items():
         for name, value in names.items():
-            found = _values(methods.get(method), name)
+            found = assigned(methods.get(method), name)
             if found != ([value] if ahead else []) and (ahead or name.startswith("zero")):
                 yield f"{method}: {name} is {', '.join(found) or 'nowhere'}, the plan says {value if ahead else 'none'}"
     for method, wanted in _CONDITIONS.items():
@@ -38,10 +38,3 @@ def zero_faults(methods: Mapping[str, ast.FunctionDef], plan_set: BackwardPlanSe
         times = sum(isinstance(n, ast.If) and ast.unparse(n.test) == wanted for n in nodes)
         if times != int(ahead):
             yield f"{method}: `if {wanted}` stands {times} times, the plan says {int(ahead)}"
-
-
-def _values(method: ast.FunctionDef | None, name: str) -> list[str]:
-    nodes = ast.walk(method) if method else ()
-    return [
-        ast.unparse(n.value) for n in nodes if isinstance(n, ast.Assign) and any(dotted(t) == name for t in n.targets)
-    ]

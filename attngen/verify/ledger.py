@@ -69,6 +69,14 @@ def dotted(e: ast.expr) -> str:
     return f"{dotted(e.value)}.{e.attr}" if isinstance(e, ast.Attribute) else ""
 
 
+def assigned(method: ast.FunctionDef | None, name: str) -> list[str]:
+    """Every value that a method gives a name, as text."""
+    nodes = ast.walk(method) if method else ()
+    return [
+        ast.unparse(n.value) for n in nodes if isinstance(n, ast.Assign) and any(dotted(t) == name for t in n.targets)
+    ]
+
+
 def wanted(plan: KernelPlan, ragged: bool = False) -> Events:
     """The calls that the plan's ledger asks for. `ragged`: the mailbox holds more than a number, by a method."""
     arrivals = {p.name: p.empty_arrivals for p in plan.schedule.pipelines}

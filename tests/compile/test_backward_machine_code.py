@@ -55,8 +55,9 @@ def check(plans: BackwardPlanSet) -> machine.MachineCode:
     ops = code.opcodes
     assert ops["USETMAXREG"] == 2, f"{where}: register reallocation stands {ops['USETMAXREG']} times"
     # main and finish wait for the grid before, prepare and main let the next one start, and what fills tables does
-    starts = 2 + bool(p.mask.form.tables)
-    assert (ops["ACQBULK"], ops["PREEXIT"]) == (2, starts), f"{where}: waits for grids"
+    shares = int(p.schedule.shares_walks)  # what adds up the parts does both
+    starts = 2 + bool(p.mask.form.tables) + shares
+    assert (ops["ACQBULK"], ops["PREEXIT"]) == (2 + shares, starts), f"{where}: waits for grids"
     assert ops["UTMALDG"] >= 4 and ops["UTMASTG"] >= 2, f"{where}: TMA is not in use"
     rings = not p.compute.splits_operands
     assert (ops.get("UBLKRED", 0) >= p.compute.warpgroups) == rings, f"{where}: bulk reductions of dQ"

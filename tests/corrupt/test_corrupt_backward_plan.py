@@ -111,6 +111,12 @@ CORRUPTIONS: dict[str, tuple[str, Corrupt, str]] = {
     "role registers sum": (
         "plain", item("schedule", "roles", "zeroer", registers=240), "registers of 65536",
     ),
+    "walks shared with turns": (
+        "plain", slot("schedule", zeroes_ahead=False), "schedule: walks are shared where they are even",
+    ),
+    "uneven walks shared": (
+        "plain", slot("schedule", grouped=True), "schedule: walks are shared where they are even",
+    ),
     "q arrivals": ("plain", item("schedule", "pipelines", "q", empty_arrivals=1), "schedule: arrivals"),
     "ds arrivals": ("plain", item("schedule", "pipelines", "ds", full_arrivals=4), "schedule: arrivals"),
     "ds arrivals split": ("wide", item("schedule", "pipelines", "ds", full_arrivals=4), "schedule: arrivals"),

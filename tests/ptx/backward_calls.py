@@ -135,7 +135,8 @@ def run(
     bhsd = c.spec.layout is Layout.BHSD
     tile_m, words = (made.meta["plans"][0][n] for n in ("tile_m", "workspace_per_tile"))
     b, sq, hq, _ = c.q.shape
-    workspace = torch.full((b * hq * -(-sq // tile_m) * words,), math.nan)
+    parts = workers * made.meta["plans"][0].get("part_words", 0)
+    workspace = torch.full((b * hq * -(-sq // tile_m) * words + parts,), math.nan)
     given = outputs is not None
     outputs = outputs or [torch.full(x.shape, math.nan, dtype=x.dtype) for x in (c.q, c.k, c.v)]
     extra = [buffer(entry, c) for entry in made.meta["gradients"]]

@@ -102,7 +102,8 @@ def test_captured_sums_that_read_the_score(d: int, clauses: str) -> None:
 
 EDITS = {
     "dS given back to one CTA": (
-        "arrive_at(w.ds_empty + i % DS_STAGES, w.lane < 2)", "arrive_at(w.ds_empty + i % DS_STAGES, w.lane == 0)",
+        "arrive_at(w.ds_empty + stage_of(i, DS_STAGES), w.lane < 2)",
+        "arrive_at(w.ds_empty + stage_of(i, DS_STAGES), w.lane == 0)",
         {"deadlock", "barrier-over-arrival", "race"},
     ),
     "dS overwritten while it is read": ("            rings.ds.wait_free(i)\n", "", {"race", "barrier-over-arrival"}),

@@ -114,6 +114,25 @@ def test_zeroes_of_later_pairs(d: int, clauses: str, shape: Shape, workers: int)
     verify(made, call(spec, shape), seeds=(0, 1), sms=workers, workers=workers)
 
 
+@pytest.mark.parametrize(
+    ("d", "dv", "tile", "shape", "workers"),
+    [
+        (64, 64, "32x128", Shape(1, 3, 3, 260, 200), 5),  # nine steps; one tile is left over, in two shares
+        (128, 128, "32x128", Shape(1, 2, 1, 130, 300), 7),  # three tiles in two shares, two query heads, a short tile
+        (40, 24, "64x128", Shape(1, 1, 1, 520, 90), 9),  # one tile in two shares, padded head dims
+    ],
+    ids=["one tile", "grouped heads", "padded"],
+)
+def test_shared_walks(d: int, dv: int, tile: str, shape: Shape, workers: int) -> None:
+    """KV tiles that leave a wave short are walked by several CTAs; every part is written before it is read."""
+    spec = written(d, dv)
+    made = kernels(spec, tile=tile)
+    n_blocks, steps = -(-shape.seqlen_kv // 128), -(-shape.seqlen_q // made.meta["plans"][0]["tile_m"])
+    kv_tiles, steps = n_blocks * shape.batch * shape.heads_kv, steps * shape.heads_q // shape.heads_kv
+    assert made.plans.plans[0].schedule.shared(kv_tiles, workers, steps)[1] == 2
+    verify(made, call(spec, shape), sms=workers, workers=workers)
+
+
 def test_strides() -> None:
     """Rows inside wider rows, LSE in another order, a gradient of LSE that is zero throughout, with stride 0."""
     verify(kernels(FULL), strided(call(FULL, Shape(2, 2, 2, 90, 70))))

@@ -106,6 +106,63 @@ def test_a_pair_is_zeroed_by_tiles_of_lower_numbers(
         assert max(numbers[pair - lag]) + (0 if grouped else workers) < min(numbers[pair])
 
 
+@pytest.mark.parametrize(
+    ("clauses", "deterministic", "captured", "expected"),
+    [
+        ("", False, (), True),
+        ("mask = kv_idx <= q_pos and q_pos - kv_idx < 300", False, (), True),
+        ("mask = kv_idx <= q_pos", False, (), False),  # uneven: longest walks first fill the SMs
+        ("", True, (), False),
+        ("tensor bias: f32[heads_q, seqlen_kv] grad\n  score = s + bias[h, kv_idx]", False, (), True),
+        ("tensor bias: f32[heads_q, seqlen_kv] grad\n  score = s + bias[h, kv_idx]", False, ("bias",), False),
+    ],
+    ids=["full", "window", "causal", "turns", "bias without a gradient", "bias"],
+)
+def test_walks_are_shared_where_they_are_even(
+    clauses: str, deterministic: bool, captured: tuple[str, ...], expected: bool
+) -> None:
+    spec = planned(clauses, deterministic).spec
+    plan = plan_backward(spec, captured=captured).plans[0]
+    assert plan.schedule.shares_walks == expected == bool(plan.part_words)
+
+
+@pytest.mark.parametrize(
+    ("kv_tiles", "workers", "steps", "expected"),
+    [
+        (4096, 132, 205, (4092, 33)),  # 32 K tokens of 16 heads of 128: a 32nd wave of four tiles
+        (4096, 132, 13, (4092, 3)),  # short walks: four steps a share at least
+        (132, 132, 205, (132, 1)),
+        (64, 132, 100, (0, 2)),  # fewer tiles than SMs
+        (100, 132, 100, (100, 1)),  # no SM for a second share
+        (5, 4, 7, (5, 1)),
+    ],
+)
+def test_tiles_of_a_short_wave_are_shared(
+    kv_tiles: int, workers: int, steps: int, expected: tuple[int, int]
+) -> None:
+    schedule = planned("").plans[0].schedule
+    assert schedule.shared(kv_tiles, workers, steps) == expected
+    assert schedule.replace(shares_walks=False).shared(kv_tiles, workers, steps) == (kv_tiles, 1)
+
+
+@given(st.integers(1, 300), st.integers(1, 140), st.integers(1, 400), st.integers(0, 400), st.integers(1, 12))
+def test_shares_cover_every_walk_once(kv_tiles: int, workers: int, steps: int, count: int, n_blocks: int) -> None:
+    """Each step of each tile is in one number that is handed out; parts and zeros have their place."""
+    text, schedule = methods(planned(""), "tile_of", "steps_of"), planned("").plans[0].schedule
+    whole, shares = schedule.shared(kv_tiles, workers, steps)
+    p = SimpleNamespace(whole_tiles=whole, shares=shares)
+    items = range(whole + (kv_tiles - whole) * shares)
+    assert len(items) - whole <= workers  # as many parts as the workspace holds
+    taken: dict[int, list[int]] = {}
+    for item in items:
+        first, end = text["steps_of"](None, p, item, count)
+        taken.setdefault(text["tile_of"](None, p, item), []).extend(range(first, end))
+    assert taken == {tile: list(range(count)) for tile in range(kv_tiles)}
+    pairs = -(-kv_tiles // n_blocks)
+    lag = schedule.zero_lag(pairs, n_blocks, workers)
+    assert all(tile // n_blocks + lag >= pairs for tile in range(whole, kv_tiles)), "a shared tile would zero twice"
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(("heads_kv", "batch", "group"), [(1, 1, 1), (2, 3, 1), (2, 3, 4), (3, 2, 6), (1, 5, 2)])
 def test_the_text_launches_what_the_plan_says(deterministic: bool, heads_kv: int, batch: int, group: int) -> None:
@@ -116,7 +173,7 @@ def test_the_text_launches_what_the_plan_says(deterministic: bool, heads_kv: int
     schedule = schedule.replace(grouped=True)
     p = SimpleNamespace(
         n_blocks=n_blocks, heads_dkv=heads_kv, batch=batch,
-        group_pairs=schedule.group_pairs(heads_kv * batch, n_blocks, workers),
+        group_pairs=schedule.group_pairs(heads_kv * batch, n_blocks, workers), whole_tiles=10**6,
     )  # fmt: skip
     coords = methods(plans, "tile_coords")["tile_coords"]
     found = [coords(None, tile, p) for tile in range(n_blocks * heads_kv * batch)]

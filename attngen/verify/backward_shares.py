@@ -1,0 +1,39 @@
+"""verify: the emitted text shares out walks as the plan says; other counts leave steps out, or add them twice."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+
+from attngen.ir.backward import BackwardPlanSet
+from attngen.verify.ledger import assigned
+
+#: Method -> name -> its value: `BackwardSchedule.shared`, what a share takes of a walk, and which parts are summed.
+_SHARES = {
+    "__call__": {
+        "rest": "kv_tiles % workers",
+        "shares": "cutlass.max(cutlass.min(workers // cutlass.max(rest, 1), steps // LEAST_SHARE), 1)",
+        "shared_tiles": "select(shares > 1, rest, 0)",
+        "whole_tiles": "kv_tiles - shared_tiles",
+    },
+    "steps_of": {"share": "(item - p.whole_tiles) % p.shares"},
+    "add_parts": {"first": "number * shares", "place": "self.tile_coords(whole_tiles + first, p)"},
+}
+#: Method -> a condition: what goes to the parts, and whether anything does.
+_CONDITIONS = {"reduce": "tile < p.whole_tiles", "__call__": "shared_tiles > 0"}
+
+
+def share_faults(methods: Mapping[str, ast.FunctionDef], plan_set: BackwardPlanSet) -> Iterator[str]:
+    """What the text says otherwise; where no walk is shared, whatever of this it should not have."""
+    shares = plan_set.plans[0].schedule.shares_walks
+    for method, names in _SHARES.items():
+        for name, value in names.items():
+            found = assigned(methods.get(method), name)
+            if found != ([value] if shares else []):
+                said = ", ".join(found) or "nowhere"
+                yield f"{method}: {name} is {said}, the plan says {value if shares else 'none'}"
+    for method, wanted in _CONDITIONS.items():
+        nodes = ast.walk(methods[method]) if method in methods else ()
+        times = sum(isinstance(n, ast.If) and ast.unparse(n.test) == wanted for n in nodes)
+        if times != int(shares):
+            yield f"{method}: `if {wanted}` stands {times} times, the plan says {int(shares)}"
