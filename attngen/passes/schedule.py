@@ -11,6 +11,17 @@ from attngen.targets import sm90
 L2_GROUP_BYTES, GROUP_HEADS = 32 << 20, 8
 
 
+def takes_turns(compute: ComputePlan, mask: MaskPlan) -> bool:
+    """Whether warpgroups issue their GEMMs in turn unless a spec says otherwise.
+
+    A turn is for every KV tile of a row tile, also where a warpgroup passes it. Where each warpgroup's rows have two
+    edges of their own (windows, documents) the first is at the end of a walk while the last has yet to begin, and with
+    narrow heads, whose products are short, waiting for one another costs more than the order gives.
+    """
+    apart = mask.ranges_per_warpgroup and mask.form.clauses[0].lower is not None
+    return not (apart and compute.head_dim_v_padded <= 64)
+
+
 def plan_schedule(
     compute: ComputePlan, mask: MaskPlan, memory: MemoryPlan, order: str | None, pingpong: bool | None, pack: int = 1
 ) -> SchedulePlan | Reject:
@@ -50,7 +61,7 @@ def plan_schedule(
         pipeline("v", "sV", memory.kv_stages, v_bytes, 4 * n),
         pipeline("next_tile", "slot", 1, 0, 4 * n),
     )
-    turn = n > 1 and pingpong is not False
+    turn = n > 1 and (takes_turns(c, mask) if pingpong is None else pingpong)
     named = (
         NamedBarrier(id=0, name="cta", threads=128 * (n + 1)),
         *(NamedBarrier(id=1 + w, name=f"turn of warpgroup {w}", threads=256) for w in range(n) if turn),

@@ -67,11 +67,32 @@ def sub(pattern: str, new: str, nth: int | None = 0, kernel: str = "") -> Edit:
     return edit
 
 
-def skip_wait(pattern: str, nth: int = 0, kernel: str = "") -> Edit:
+def waits(lines: Lines, which: str | int, kernel: str = "") -> list[int]:
+    """Waits for an mbarrier: those that match a pattern, or for one that lies so many bytes behind a stage's first."""
+    if isinstance(which, str):
+        return places(lines, f"mbarrier.try_wait.*{which}", kernel)
+    found = [n for n in places(lines, r"mbarrier\.try_wait", kernel) if _behind(lines, n) == which]
+    if not found:
+        raise LookupError(f"no wait for the mbarrier {which} bytes behind the first")
+    return found
+
+
+def _behind(lines: Lines, n: int) -> int:
+    """What the last addition to the address of a wait adds: 0 where that is a register."""
+    address = re.search(r"\[(%r\d+)(?:\+(\d+))?\]", lines[n])
+    assert address is not None
+    if address[2]:
+        return int(address[2])
+    made = next((x for x in reversed(lines[:n]) if re.match(rf"\s*\S+\s+{address[1]}, ", x)), "")
+    added = re.search(r"add\.s32\s+%r\d+, %r\d+, (\d+);", made)
+    return int(added[1]) if added else 0
+
+
+def skip_wait(which: str | int, nth: int = 0, kernel: str = "") -> Edit:
     """A wait for an mbarrier is taken out. (try_wait itself waits for a while: it goes with the loop around it.)"""
 
     def edit(lines: Lines) -> Lines:
-        n = places(lines, f"mbarrier.try_wait.*{pattern}", kernel)[nth]
+        n = waits(lines, which, kernel)[nth]
         assert "@P1 bra.uni DONE" in lines[n + 1]
         return [*lines[:n], "bra.uni DONE;", *lines[n + 2 :]]
 
@@ -99,11 +120,11 @@ def twice(pattern: str, nth: int = 0, kernel: str = "") -> Edit:
     return edit
 
 
-def flip(pattern: str, nth: int = 0, kernel: str = "") -> Edit:
+def flip(which: str | int, nth: int = 0, kernel: str = "") -> Edit:
     """Wait for the other parity."""
 
     def edit(lines: Lines) -> Lines:
-        n = places(lines, f"mbarrier.try_wait.*{pattern}", kernel)[nth]
+        n = waits(lines, which, kernel)[nth]
         new = re.sub(r"\], (%r\d+|\d+),", r"], flipped,", lines[n])
         parity = re.search(r"\], (%r\d+|\d+),", lines[n])
         assert parity is not None

@@ -14,8 +14,9 @@ B, D, Z = "backward", "deterministic backward", "zeros ahead"
 ONE, TWO = "product", "pair's product"
 MAIN, PREPARE, FINISH = r"_1\($", "prepare", "finish"
 
-K_FREE, V_FREE = r"mbarrier\.arrive\.shared\.b64 .*\+48\]", r"mbarrier\.arrive\.shared\.b64 .*\+80\]"
-Q_FREE = r"mbarrier\.arrive\.shared\.b64 .*%r210\+16\]"
+Q_FULL, K_FULL, K_EMPTY, V_FULL, TOLD_FULL, TOLD_EMPTY = 0, 32, 48, 64, 96, 104
+Q_FREE, K_FREE, V_FREE = (rf"mbarrier\.arrive\.shared\.b64 .*\+{n}\]" for n in (16, 48, 80))
+STORE = r"bar\.sync\s+%r\d+, 128"
 EXPECT = r"mbarrier\.arrive\.expect_tx"
 LOAD = r"cp\.async\.bulk\.tensor.*global\.tile\.mbarrier"
 # of a backward: waits, and arrivals of one lane of a warp, by their place among all
@@ -74,7 +75,7 @@ PLANTED = (
 
     # --- counts, parities
     fault("expect-too-few", F, "transaction count", "announces half of V's bytes", "barrier-transaction",
-          sub("%r1644;", "16384;", 0)),
+          sub(f"({EXPECT}.*), %r\\d+;", r"\1, 16384;", -1)),
     fault("expect-too-many", F, "transaction count", "announces 16 bytes of K too many", "deadlock",
           sub(f"({EXPECT}.*), %r\\d+;", r"\1, 32784;", 1)),
     fault("stats-too-short", B, "transaction count", "copies 304 of 320 announced bytes of row statistics",
@@ -89,20 +90,20 @@ PLANTED = (
     fault("empty-count-7", F, "over-arrival", "K's empty barrier counts 7 consumer warps of 8",
           "race, barrier-unfinished, barrier-over-arrival", sub(r"\[%r1\+48\], %r\d+", "[%r1+48], 7")),
     fault("full-parity", F, "wrong parity", "waits for the phase before: K is read too early",
-          "race, uninitialised-read, deadlock", flip("%r211")),
+          "race, uninitialised-read, deadlock", flip(K_FULL, 1)),
     fault("empty-parity", F, "wrong parity", "the producer waits for a round that nobody has begun", "deadlock",
-          flip("%r1592", 0)),
+          flip(K_EMPTY)),
     fault("threads-128", F, "named barrier", "a turn's barrier counts 128 threads for one side, 256 for the other",
-          "barrier-misuse, deadlock", sub(r"bar\.sync(\s+)%r41, 256", r"bar.sync\g<1>%r41, 128", 1)),
+          "barrier-misuse, deadlock", sub(r"bar\.sync(\s+%r\d+), 256", r"bar.sync\1, 128", 1)),
 
     # --- races
     fault("k-not-waited-for", F, "race", "the first tile's GEMM does not wait for K", "race, uninitialised-read",
-          skip_wait("%r211")),
+          skip_wait(K_FULL, 1)),
     fault("v-not-waited-for", F, "race", "the second GEMM does not wait for V", "race, uninitialised-read",
-          skip_wait("%r584")),
+          skip_wait(V_FULL, 1)),
     fault("k-stage-not-free", F, "overwritten while read",
           "the producer loads K without waiting until its stage is free", "race, barrier-over-arrival",
-          skip_wait("%r1619")),
+          skip_wait(K_EMPTY, 1)),
     fault("k-released-early", F, "overwritten while read", "K is released while the GEMM that reads it runs", "race",
           early(K_FREE, COMMIT, 1, 0)),
     fault("v-released-early", F, "overwritten while read", "the last V is released before its GEMM is waited for",
@@ -112,16 +113,16 @@ PLANTED = (
     fault("o-written-early", F, "overwritten while read", "O's slice is written while the last tile's store reads it",
           "race", drop(r"cp\.async\.bulk\.wait_group\.read", 0)),
     fault("o-no-barrier-before-write", F, "race", "no barrier between the store's wait and the writes of O", "race",
-          drop(r"bar\.sync\s+%r43, 128", 0)),
+          drop(STORE, 0)),
     fault("o-no-barrier-before-store", F, "missing barrier before a TMA store",
-          "no barrier between the writes of O and its store", "race", drop(r"bar\.sync\s+%r43, 128", 1)),
+          "no barrier between the writes of O and its store", "race", drop(STORE, 1)),
     fault("o-no-proxy-fence", F, "missing proxy fence", "no fence between the writes of O and its store",
           "missing-proxy-fence", drop(r"fence\.proxy\.async")),
     fault("mailbox-not-waited-for", F, "race, generic", "reads the next tile's number before it is signalled",
-          "race, uninitialised-read", skip_wait(r"\[%r8\]")),
+          "race, uninitialised-read", skip_wait(TOLD_FULL)),
     fault("mailbox-not-free", F, "race, generic",
           "writes the next tile's number while some warp has yet to read the last", "race, deadlock",
-          skip_wait(r"\[%r1666\]")),
+          skip_wait(TOLD_EMPTY)),
     fault("ds-no-proxy-fence", B, "missing proxy fence", "dS is written and read by a GEMM without a fence",
           "missing-proxy-fence", drop(r"fence\.proxy\.async\.shared", 1, MAIN)),
     fault("dq-no-proxy-fence", B, "missing proxy fence", "dQ is written and added up by a bulk copy without a fence",
@@ -152,7 +153,7 @@ PLANTED = (
     fault("turn-not-waited-for", D, "race", "adds to dQ without waiting for its turn", NUMBERS,
           always(r"ld\.acquire", 0), always(r"ld\.acquire", 2)),
     fault("k-into-v", F, "race", "a copy of K lands in V's stage", "race, uninitialised-read",
-          sub(r"\[%r28\+66560\]", "[%r28+132096]")),
+          sub(r"\[(%r\d+)\+66560\]", r"[\1+132096]")),
 
     # --- wgmma, registers
     fault("wgmma-no-fence", F, "wgmma", "no wgmma.fence before the GEMMs of a step", "wgmma-order", drop(FENCE, 1)),
@@ -169,19 +170,19 @@ PLANTED = (
     fault("dv-not-waited-for", B, "register of a wgmma in flight", "the backward's last GEMM is not waited for",
           "register-in-flight, wgmma-order", drop(WAIT, -1, MAIN)),
     fault("accumulates-nothing", F, "uninitialised register", "the first GEMM adds to registers that hold nothing",
-          "uninitialised-register", sub(r"mov\.b32(\s+)%r213, 0", r"mov.b32\g<1>%r213, 1")),
+          "uninitialised-register", sub(r"setp\.ne(\.b32 p, %r\d+, 0;)", r"setp.eq\1")),
     fault("sum-not-started", F, "uninitialised register", "a register is used before it is set",
-          "uninitialised-register", drop(r"mov\.b32\s+%r1676, ")),
+          "uninitialised-register", drop(r"mul\.f32\s+%r\d+, %r\d+, 0f3FB8AA3B")),
 
     # --- shared memory, bounds, addresses
     fault("mailbox-empty", F, "uninitialised shared memory", "the next tile's number is never written",
           "uninitialised-read", drop(r"st\.shared\.b32")),
     fault("lse-past-the-end", F, "out of bounds", "LSE is written for rows past seqlen_q", "out-of-bounds",
-          sub("or.pred(\\s+)%p226, %p223, %p225", r"or.pred\g<1>%p226, %p223, %p223")),
+          sub(r"or\.pred(\s+%p\d+), (%p\d+), %p\d+;", r"or.pred\1, \2, \2;", -1)),
     fault("prepare-past-the-end", B, "out of bounds", "O and dO are read for rows past seqlen_q", "out-of-bounds",
           sub(r"min\.s32(\s+%r\d+), %r\d+, (\d+);", r"mov.b32\1, \2;", 0, PREPARE)),
     fault("counter-index", F, "out of bounds", "the tile counter is reset one element too far", "out-of-bounds",
-          sub(r"\[%rd9\], 0", "[%rd9+4], 0")),
+          sub(r"(st\.global\.b32\s+\[%rd\d+)\], 0", r"\1+4], 0")),
     fault("finish-past-the-end", B, "out of bounds", "dQ is written for rows past seqlen_q", "out-of-bounds",
           drop(r"@%p\d+ bra", -1, FINISH)),
     fault("stats-misaligned", B, "misaligned", "a bulk copy lands 4 bytes off", "misaligned",
@@ -199,7 +200,7 @@ PLANTED = (
     fault("init-no-barrier", F, "init", "warps use barriers that another may not have initialised",
           "barrier-unsynchronised, barrier-uninitialised", drop(r"bar\.sync\s+0")),
     fault("not-initialised", F, "init", "one barrier is never initialised", "barrier-uninitialised",
-          drop(r"init.*\[%r9\]")),
+          drop(r"init.*\[%r\d+\], ", 1)),
     fault("o-not-waited-for", F, "unwaited at exit", "the CTA ends while its last store reads shared memory",
           "async-in-flight", drop(r"cp\.async\.bulk\.wait_group\.read", -1)),
     fault("o-not-committed", F, "unwaited at exit", "the store of O belongs to no group, and no wait covers it",
@@ -208,7 +209,7 @@ PLANTED = (
           "the CTA ends while the store of dK reads shared memory", "async-in-flight, race",
           drop(r"cp\.async\.bulk\.wait_group\.read", -1, MAIN), drop(r"cp\.async\.bulk\.wait_group\s", -1, MAIN)),
     fault("k-loaded-for-nobody", F, "unreleased at exit", "the producer loads a Q that nobody waits for",
-          "unwaited-data, barrier-unfinished, deadlock, race", skip_wait(r"%r210")),
+          "unwaited-data, barrier-unfinished, deadlock, race", skip_wait(Q_FULL)),
     fault("main-not-after-prepare", B, "missing griddepcontrol.wait",
           "the main kernel reads what the launch before may still write", "missing-grid-dependency",
           drop(r"griddepcontrol\.wait", 0, MAIN)),
@@ -222,15 +223,15 @@ PLANTED = (
     fault("finish-wrong-lane", B, "wrong lane", "finish: a row's last exchange is with the wrong lane", NUMBERS,
           sub(r"(shfl\.sync\.bfly\.b32\s.*), 2, ", r"\1, 1, ", 0, FINISH)),
     fault("swizzle-64", F, "wrong descriptor", "K's descriptor names the 64-byte swizzle", NUMBERS,
-          sub(r"%r229, 1073741888", "%r229, -2147483584")),
+          sub(r"(mov\.b32\s+%r\d+), 1073741888", r"\1, -2147483584")),
     fault("stride-half", F, "wrong descriptor", "K's rows of eight lie 512 bytes apart", NUMBERS,
-          sub(r"%r229, 1073741888", "%r229, 1073741856")),
+          sub(r"(mov\.b32\s+%r\d+), 1073741888", r"\1, 1073741856")),
     fault("k-coordinate", F, "wrong coordinate", "the second half of K is loaded from its first", NUMBERS,
-          sub(r"(tile\.mbarrier.*\+82944\], \[%rd\d+, \{)%r1633,", r"\1 0,")),
+          sub(r"(tile\.mbarrier.*\+82944\], \[%rd\d+, \{)%r\d+,", r"\1 0,")),
     fault("window-edge", W, "wrong mask", "one column of the window's near edge is kept too long", NUMBERS,
-          sub(r"setp\.gt\.s32(\s+%p\d+, %r\d+, 9;)", r"setp.ge.s32\1", None)),
+          sub(r"(shl\.b32 %r\d+, )0xffffffff", r"\g<1>0xfffffffe", None)),
     fault("counter-not-reset", F, "wrong state", "the tile counter is not set back to zero", NUMBERS,
-          drop(r"st\.global\.b32\s+\[%rd9\], 0")),
+          drop(r"st\.global\.b32\s+\[%rd\d+\], 0")),
 
     # --- sm_100a: one CTA, and pairs
     fault("tmem-not-freed", ONE, "TMEM not freed", "the allocation is kept at exit", "tmem-allocation",

@@ -281,6 +281,9 @@ def test_ping_pong() -> None:
     without = scheduled(pingpong=False, tile_n=64)
     assert not without.pingpong and not any(b.name.startswith("turn") for b in without.named_barriers)
     assert not scheduled(warpgroups=1, tile_n=64).pingpong
+    assert not scheduled("window", d=64, tile_n=64).pingpong
+    assert scheduled("window", d=64, pingpong=True, tile_n=64).pingpong
+    assert scheduled("window", d=128, tile_n=64).pingpong and scheduled("causal", d=64, tile_n=64).pingpong
     alone = scheduled(pingpong=True, warpgroups=1, tile_n=64)
     assert alone == Reject("schedule", "ping-pong takes two consumer warpgroups: tile_m 64 has one", 2.0)
 
