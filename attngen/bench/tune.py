@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from typing import TYPE_CHECKING, Any
 
 from attngen import search
@@ -105,15 +105,19 @@ def pick(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Which plans one file should hold, and the lengths up to which each serves: as the search splits, by measurement.
 
-    All plans of a file share a skeleton; of the skeletons the one whose best split loses least is taken, and a further
-    plan only where it saves more than noise.
+    All plans of a file share a skeleton, and a file holds a tile once, in one of its variations; of what that leaves,
+    the split is taken that loses least, and a further plan only where it saves more than noise.
     """
     best = [max(r[j] for r in rates) for j in range(len(lengths))]
+    slower = [[b / t for b, t in zip(best, r, strict=True)] for r in rates]
     options = []
     for skeleton in dict.fromkeys(search.skeleton(p) for p in plans):
-        alike = {i: [best[j] / rates[i][j] for j in range(len(lengths))] for i, p in enumerate(plans)
-                 if search.skeleton(p) == skeleton}  # fmt: skip
-        options += search.splits(alike, lengths)
+        tiles: dict[str, list[int]] = {}
+        for i, p in enumerate(plans):
+            if search.skeleton(p) == skeleton:
+                tiles.setdefault(p.name, []).append(i)
+        for one_each in product(*tiles.values()):
+            options += search.splits({i: slower[i] for i in one_each}, lengths)
     return min(
         ((loss + len(chosen) * search.WORTH * len(lengths), chosen, limits) for loss, chosen, limits in options),
     )[1:]

@@ -90,6 +90,7 @@ class TableBinder(Binder):
 
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__(spec)
+        self.bare = False  # nothing captured, and a handle's place all the same
         self.takes_handle = NAME not in self.names
         if self.takes_handle:
             self.names |= {NAME}

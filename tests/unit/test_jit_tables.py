@@ -153,6 +153,31 @@ def test_a_handle_keeps_tile_maps(calls: Calls, tmp_path: Path) -> None:
     assert calls.made[-1][-2].numel() == front.numel()
 
 
+BANDS = load_spec("""attn 1
+attention bands {
+  head_dim = 64
+  mask = (q_pos - kv_idx) % 5 == 0
+  block_sparse { q = 64, kv = 64 }
+}
+""")
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_map_of_a_mask_that_captures_nothing(calls: Calls, tmp_path: Path, grad: bool) -> None:
+    """No argument is bound, and the map's two are passed all the same: such calls unpacked a tail that was empty."""
+    attn = attached(tmp_path, BANDS)
+    q, k, v, _ = inputs(300, 300)
+    o = attn(q.requires_grad_(grad), k, v)
+    if grad:
+        o.sum().backward()
+    assert len(calls.made) == 1 + grad
+    assert all(c[-1] == 1 and c[-2].dtype is torch.int32 for c in calls.made)
+    kept = attn.tables()
+    for _ in range(2):
+        attn(q.detach(), k, v, tables=kept)
+    assert [c[-1] for c in calls.made[-2:]] == [1, 0]
+
+
 def test_a_captured_call_never_fills_a_handle(calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attn = attached(tmp_path)
     q, k, v, doc = inputs()
