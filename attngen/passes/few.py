@@ -62,21 +62,26 @@ def are_few(pace: Pace, heads: int, seqlen_q: int, workers: int) -> bool:
 
 
 def cycles(pace: Pace, heads: int, seqlen_q: int, seqlen_kv: int, workers: int) -> float:
-    """Estimated cycles of the launch: rounds of equal tiles; where work grows, longest tiles first, the longest tile or
-    an even share, whichever is more.
+    """Estimated cycles of the launch, longest row tiles first.
+
+    No schedule ends before an even share of all work, nor, for any k, before k + 1 tiles as long as the last of the
+    first k * workers + 1: one CTA takes so many of those. Of equal tiles this is the number of rounds.
     """
     count = pace.row_tiles(heads, seqlen_q)
-    longest = pace.row_tile + pace.kv_tile * -(-seqlen_kv // pace.tile_n)
-    if not pace.grows:
-        return float(longest * -(-count // workers))
-    first = min(pace.tile_m // pace.pack, seqlen_q) + seqlen_kv - seqlen_q  # keys of the first row tile
-    shortest = pace.row_tile + pace.kv_tile * max(1, -(-first // pace.tile_n))
-    return max(longest, count * (longest + shortest) / 2 / workers)
+    longest = shortest = pace.row_tile + pace.kv_tile * -(-seqlen_kv // pace.tile_n)
+    if pace.grows:
+        first = min(pace.tile_m // pace.pack, seqlen_q) + seqlen_kv - seqlen_q  # keys of the first row tile
+        shortest = pace.row_tile + pace.kv_tile * max(1, -(-first // pace.tile_n))
+    less = (longest - shortest) / max(count - 1, 1)
+    rounds = [(k + 1) * (longest - less * k * workers) for k in range(-(-count // workers))]
+    return max(count * (longest + shortest) / 2 / workers, *rounds)
 
 
 def pick(paces: Sequence[Pace], usual: int, heads: int, seqlen_q: int, seqlen_kv: int, workers: int) -> int:
-    """The plan for a call; `usual` is the one that its length names, which many row tiles keep."""
-    if not paces or not are_few(paces[usual], heads, seqlen_q, workers):
+    """The plan for a call; `usual` is the one that its length names, which many row tiles keep. Those that query heads
+    share do not: lengths are split by what was measured apart, and the diagonal cuts fewer of their KV tiles.
+    """
+    if not paces or (paces[usual].pack == 1 and not are_few(paces[usual], heads, seqlen_q, workers)):
         return usual
     times = [cycles(p, heads, seqlen_q, seqlen_kv, workers) for p in paces]
     best = min(range(len(times)), key=lambda i: times[i])

@@ -12,7 +12,7 @@ from attngen import api, specs
 from attngen.ir.plan import PlanSet
 from attngen.jit.reach import Reach
 from attngen.options import Options
-from attngen.passes.few import ROUNDS, Pace, are_few, cycles, paces, pick
+from attngen.passes.few import ROUNDS, Pace, are_few, cycles, paces, packs, pick
 from attngen.search import plan
 from attngen.syntax import load_all
 
@@ -36,6 +36,24 @@ def planned(name: str, **changes: Any) -> PlanSet:
 )
 def test_the_plan_that_needs_less_time_in_whole_rounds(heads: int, seqlen: int, best: int) -> None:
     assert pick((WIDE, TALL), 1, heads, seqlen, seqlen, SMS) == best
+
+
+@pytest.mark.parametrize("keys", [4096, 16384])
+def test_rounds_count_where_work_hardly_grows(keys: int) -> None:
+    """128 rows against many keys: 192 tiles that 8 query heads share are two rounds of 132 SMs, as 256 tiles of
+    128 rows are. By an even share of the work, 1.45 rounds, they were taken, and reached 0.72 of FlashAttention-3.
+    """
+    wide, tall = (p._replace(grows=True) for p in (WIDE, TALL))
+    assert not packs((wide, tall), 0, 256, 8, 128, keys, SMS)
+    assert packs((wide, tall), 0, 256, 8, 16, keys, SMS)
+    shared = tuple(p._replace(pack=8) for p in (wide, tall))
+    assert pick(shared, 1, 256, 128, keys, SMS) == 0
+
+
+def test_shared_row_tiles_go_by_estimates() -> None:
+    """Lengths are split by what was measured of row tiles of one head; the diagonal lets those of eight skip more."""
+    shared = tuple(p._replace(grows=True, pack=8) for p in (WIDE, TALL))
+    assert not are_few(shared[0], 512, 1024, SMS) and pick(shared, 0, 512, 1024, 1024, SMS) == 1
 
 
 def test_many_row_tiles_keep_the_plan_of_their_length() -> None:
@@ -126,5 +144,5 @@ def test_a_short_window_takes_the_plan_of_short_sequences() -> None:
     spec = launcher.spec
     assert [p.tile_m for p in launcher.paces] == [256, 192] and [p.name for p in spec.params] == ["window"]
     launcher.reach = Reach.of(spec)
-    assert launcher.choose((2, 32, 4, 16384, 16384, SMS, 128)) == 256
-    assert launcher.choose((2, 32, 4, 16384, 16384, SMS, 16384)) == 192
+    assert launcher.choose((2, 32, 32, 16384, 16384, SMS, 128)) == 256
+    assert launcher.choose((2, 32, 32, 16384, 16384, SMS, 16384)) == 192
