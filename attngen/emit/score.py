@@ -71,6 +71,8 @@ class ScoreView:
     units: str
     has_loads: bool
     has_streams: bool
+    has_bf16_streams: bool
+    has_fp16_streams: bool
     streams: tuple[StreamView, ...]
     has_distance: bool
     distance_bindings: tuple[str, ...]
@@ -86,9 +88,9 @@ class ScoreView:
 
 NO_SCORE = ScoreView(
     has_shift=False, has_rows=False, row_bindings=(), row_values=(), bindings=(), value="", formula="", shift_note="",
-    result="", units="", has_loads=False, has_streams=False, streams=(), has_distance=False, distance_bindings=(),
-    distance="", units_note="", has_factor=False, factor_bindings=(), factor="", has_held=False, held_bindings=(),
-    held_values=(),
+    result="", units="", has_loads=False, has_streams=False, has_bf16_streams=False, has_fp16_streams=False, streams=(),
+    has_distance=False, distance_bindings=(), distance="", units_note="", has_factor=False, factor_bindings=(),
+    factor="", has_held=False, held_bindings=(), held_values=(),
 )  # fmt: skip
 
 
@@ -158,6 +160,8 @@ def spell_score(printer: CutePrinter, form: ScoreForm, *, whole: bool = False) -
         held_values=held_values,
         has_loads=bool(form.streams) or form.distance is not None,
         has_streams=bool(form.streams),
+        has_bf16_streams=any(s.dtype is DType.BF16 for s in form.streams),
+        has_fp16_streams=any(s.dtype is DType.FP16 for s in form.streams),
         has_distance=form.distance is not None,
         distance_bindings=distance_bindings,
         distance="".join(distance),

@@ -301,3 +301,17 @@ def test_two_hundred_terms() -> None:
 
 def test_the_environment_is_strict() -> None:
     assert environment().undefined.__name__ == "StrictUndefined" and INT_ATOMS and TENSORS
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "fp16"])
+def test_halves_are_taken_apart_where_there_are_any(dtype: str) -> None:
+    """A kernel holds the helper of the 16-bit type that its score reads along the keys, and no other."""
+    spec = load_spec(f"""attn 1
+attention streamed {{
+  head_dim = 64
+  tensor slope: {dtype}[heads_q, seqlen_kv]
+  score = s + slope[h, kv_idx]
+}}
+""")
+    defined = {n.name for n in ast.walk(ast.parse(emit(plan(spec)).text)) if isinstance(n, ast.FunctionDef)}
+    assert {n for n in defined if n.startswith("half_")} == ({f"half_{dtype}"} if dtype != "f32" else set())
