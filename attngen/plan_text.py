@@ -175,7 +175,7 @@ def _plan(p: KernelPlan) -> Iterator[str]:
         + (f", {s.pack} query heads of a KV head in a row tile" if s.pack > 1 else "")
     )
     for q in s.pipelines:
-        ring = f"{q.stages} stages of {q.buffer}, {q.stage_bytes} B each" if q.stage_bytes else "a mailbox"
+        ring = f"{q.stages} stages of {q.buffer}, {q.stage_bytes} B each" if q.stage_bytes else "one word"
         arrivals = f"arrivals {q.full_arrivals} full, {q.empty_arrivals} empty"
         yield f"  pipeline   {q.name}: {ring}, {q.producer} to {q.consumer}, {arrivals}"
     yield "  barriers   " + ", ".join(f"{b.id} {b.name} ({b.threads})" for b in s.named_barriers)

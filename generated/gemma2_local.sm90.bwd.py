@@ -63,7 +63,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "5a31e5309c94fe1ff6a6a4363a59dfa48706a3e9b0f254f9d409909ca7c8bff2",
-    "body_sha256": "4f4548c49afa897c58ddfebd7677bc52f9ed7083b1c027cd750779eb1d5017b9",
+    "body_sha256": "c656cccfacf56d9d2a527ec331d0f885bed7f5f75b8e993042dac34e8ed746f0",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -448,7 +448,7 @@ class AttentionBackward:
         n_blocks = cute.ceil_div(cute.size(mK, mode=[0]), self.tile_n)
         q_tiles = m_blocks * cute.size(mQ, mode=[2]) * cute.size(mQ, mode=[3])
         pairs = cute.size(mdK, mode=[2]) * cute.size(mdK, mode=[3])  # a head of dK and dV with a batch element
-        kv_tiles = n_blocks * pairs
+        num_tiles = n_blocks * pairs
         workers = cutlass.max(workers // 2, 1)  # that take KV tiles: clusters of two CTAs
         group_pairs = Int32(1)  # whose KV tiles are handed out together
         if const_expr(plan.grouped):  # an even number of groups, or one: what one leaves uneven, the next one fills
@@ -468,11 +468,11 @@ class AttentionBackward:
             tma_q, tma_mQ, tma_k, tma_mK, tma_v, tma_mV, tma_do, tma_mdO, tma_dk, tma_mdK, tma_dv, tma_mdV, workspace,
             mma_s, mma_dv, mma_dk, mma_dq,
             layout_q, layout_do, layout_k, layout_v, layout_ds, layout_peer_k, layout_boxes,
-            softmax_scale, m_blocks, n_blocks, group_pairs, q_tiles, kv_tiles,
+            softmax_scale, m_blocks, n_blocks, group_pairs, q_tiles, num_tiles,
             cap,
             keys,
         ).launch(
-            grid=[2 * cutlass.min(kv_tiles, workers), 1, 1], block=[self.threads, 1, 1], cluster=[2, 1, 1],
+            grid=[2 * cutlass.min(num_tiles, workers), 1, 1], block=[self.threads, 1, 1], cluster=[2, 1, 1],
             stream=stream, min_blocks_per_mp=1, use_pdl=True,
         )
         if const_expr(self.wants_dq):
@@ -614,7 +614,7 @@ class AttentionBackward:
         n_blocks: Int32,
         group_pairs: Int32,
         q_tiles: Int32,
-        kv_tiles: Int32,
+        num_tiles: Int32,
         cap: Float32,
         keys: Int32,
     ):
@@ -636,7 +636,7 @@ class AttentionBackward:
             n_blocks=n_blocks,
             group_pairs=group_pairs,
             q_tiles=q_tiles,
-            kv_tiles=kv_tiles,
+            num_tiles=num_tiles,
             softmax_scale=softmax_scale,
             workspace=workspace,
             cap=cap,
@@ -786,7 +786,7 @@ class AttentionBackward:
         tidx, _, _ = cute.arch.thread_idx()
         i, j = Int32(0), Int32(0)  # steps and KV tiles so far
         tile = self.next_tile(p, t, rings, j, tidx)
-        while tile < p.kv_tiles:
+        while tile < p.num_tiles:
             n_block, h_dkv, b = self.tile_coords(tile, p)
             h_0 = h_dkv * p.heads_per_cta
             count = Int32(0)

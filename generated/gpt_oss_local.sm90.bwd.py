@@ -63,7 +63,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "ab7efb4d26c195b234ba98ec0eadc128a46ebfb856443c937fadc10ba0da8463",
-    "body_sha256": "3aa4084e9a6810bcb3fb5f391ba824bb3bd70f61be98a0fed4ec52184dd870fd",
+    "body_sha256": "f0c3bf1a5894de1afacb4acb23b792032c231b1d43dfa7646f26f3f5b93a7456",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -419,8 +419,8 @@ class AttentionBackward:
         mma_dv = mma(k_major, mn_major, self.owners, HEAD_DIM_V, rmem)
         mma_dk = mma(k_major, mn_major, self.owners, HEAD_DIM_QK, rmem)
         # Never issued: how the columns of dV and dK that fit a slot lie in a warpgroup's registers.
-        own_dv = mma(k_major, mn_major, (1, 1), self.dv_columns, rmem)
-        own_dk = mma(k_major, mn_major, (1, 1), self.dk_columns, rmem)
+        wg_dv = mma(k_major, mn_major, (1, 1), self.dv_columns, rmem)
+        wg_dk = mma(k_major, mn_major, (1, 1), self.dk_columns, rmem)
         # dQ = dS K, or transposed dQ^T = K^T dS^T; the warpgroups share out its rows or its columns.
         majors = (mn_major, k_major) if self.dq_transposed else (k_major, mn_major)
         mma_dq = mma(*majors, by_rows if self.dq_by_rows else by_columns, self.dq_columns)
@@ -452,7 +452,7 @@ class AttentionBackward:
         n_blocks = cute.ceil_div(cute.size(mK, mode=[0]), self.tile_n)
         q_tiles = m_blocks * cute.size(mQ, mode=[2]) * cute.size(mQ, mode=[3])
         pairs = cute.size(mdK, mode=[2]) * cute.size(mdK, mode=[3])  # a head of dK and dV with a batch element
-        kv_tiles = n_blocks * pairs
+        num_tiles = n_blocks * pairs
         group_pairs = Int32(1)  # whose KV tiles are handed out together
         if const_expr(plan.grouped):  # an even number of groups, or one: what one leaves uneven, the next one fills
             groups = cute.ceil_div(pairs, cutlass.max(workers // n_blocks, 1))
@@ -461,12 +461,12 @@ class AttentionBackward:
         zero_lag = group_pairs + cute.ceil_div(workers, n_blocks)
         zeroed_tiles = cutlass.min(zero_lag, pairs) * (q_tiles // pairs)
         # KV tiles that would leave SMs idle in a last wave: `shares` CTAs walk over a part of each one's query tiles.
-        rest = kv_tiles % workers
+        rest = num_tiles % workers
         steps = m_blocks * (cute.size(mQ, mode=[2]) // cute.size(mdK, mode=[2]))  # of the longest walk
         shares = cutlass.max(cutlass.min(workers // cutlass.max(rest, 1), steps // LEAST_SHARE), 1)
         shared_tiles = select(shares > 1, rest, 0)
-        whole_tiles = kv_tiles - shared_tiles
-        kv_tiles = whole_tiles + shared_tiles * shares  # that are handed out: a share has a number as a tile has
+        whole_tiles = num_tiles - shared_tiles
+        num_tiles = whole_tiles + shared_tiles * shares  # that are handed out: a share has a number as a tile has
         parts_dk, parts_dv = self.parts(workspace, q_tiles, cutlass.max(shared_tiles * shares, 1))
         tma_parts_dk, tma_mparts_dk = tma(store, parts_dk, layout_dk, 64, self.dk_columns)
         tma_parts_dv, tma_mparts_dv = tma(store, parts_dv, layout_dv, 64, self.dv_columns)
@@ -491,16 +491,16 @@ class AttentionBackward:
         )
         kernel(
             tma_q, tma_mQ, tma_k, tma_mK, tma_v, tma_mV, tma_do, tma_mdO, tma_dk, tma_mdK, tma_dv, tma_mdV, workspace,
-            mma_s, mma_dp, mma_dv, mma_dk, mma_dq, own_dv, own_dk,
+            mma_s, mma_dp, mma_dv, mma_dk, mma_dq, wg_dv, wg_dk,
             layout_q, layout_do, layout_k, layout_v, layout_ds, layout_dv, layout_dk,
-            softmax_scale, m_blocks, n_blocks, group_pairs, q_tiles, kv_tiles,
+            softmax_scale, m_blocks, n_blocks, group_pairs, q_tiles, num_tiles,
             zero_lag,
             whole_tiles, shares, tma_parts_dk, tma_mparts_dk, tma_parts_dv, tma_mparts_dv,
             window,
             sinks,
         ).launch(
-            grid=[cutlass.min(kv_tiles, workers), 1, 1], block=[self.threads, 1, 1], stream=stream, min_blocks_per_mp=1,
-            use_pdl=True,
+            grid=[cutlass.min(num_tiles, workers), 1, 1], block=[self.threads, 1, 1],
+            stream=stream, min_blocks_per_mp=1, use_pdl=True,
         )
         if const_expr(self.wants_dk or self.wants_dv):
             if shared_tiles > 0:
@@ -665,8 +665,8 @@ class AttentionBackward:
         mma_dv: cute.TiledMma,
         mma_dk: cute.TiledMma,
         mma_dq: cute.TiledMma,
-        own_dv: cute.TiledMma,
-        own_dk: cute.TiledMma,
+        wg_dv: cute.TiledMma,
+        wg_dk: cute.TiledMma,
         layout_q: cute.ComposedLayout,
         layout_do: cute.ComposedLayout,
         layout_k: cute.ComposedLayout,
@@ -679,7 +679,7 @@ class AttentionBackward:
         n_blocks: Int32,
         group_pairs: Int32,
         q_tiles: Int32,
-        kv_tiles: Int32,
+        num_tiles: Int32,
         zero_lag: Int32,
         whole_tiles: Int32,
         shares: Int32,
@@ -708,7 +708,7 @@ class AttentionBackward:
             n_blocks=n_blocks,
             group_pairs=group_pairs,
             q_tiles=q_tiles,
-            kv_tiles=kv_tiles,
+            num_tiles=num_tiles,
             zero_lag=zero_lag,
             whole_tiles=whole_tiles,
             shares=shares,
@@ -736,7 +736,7 @@ class AttentionBackward:
             steps=storage.steps.get_tensor(cute.make_layout((2, plan.q_stages))),
             walks=storage.walks.get_tensor(cute.make_layout((2, WALK_STAGES))),
             mma_s=mma_s, mma_dv=mma_dv, mma_dk=mma_dk, mma_dq=mma_dq,
-            mma_dp=mma_dp, own_dv=own_dv, own_dk=own_dk,
+            mma_dp=mma_dp, wg_dv=wg_dv, wg_dk=wg_dk,
         )
         bars = storage.mbarriers.data_ptr()
         warps = 4 * self.warpgroups
@@ -853,7 +853,7 @@ class AttentionBackward:
         tidx, _, _ = cute.arch.thread_idx()
         i, j = Int32(0), Int32(0)  # steps and KV tiles so far
         tile = self.next_tile(p, tidx)  # not the CTA's number: a tile that others wait for is taken by a CTA that runs
-        while tile < p.kv_tiles:
+        while tile < p.num_tiles:
             n_block, h_dkv, b = self.tile_coords(tile, p)
             h_0 = h_dkv * p.heads_per_cta
             count = Int32(0)
@@ -1153,8 +1153,8 @@ class AttentionBackward:
         arrive_if(rings.k.empty, w.lane == 0)
         use = (first + count) * self.wants_dq + staged
         for wanted, acc, mma, sX, columns, width, factor in (
-            (self.wants_dv, w.acc_dv, w.t.own_dv, w.t.sdV, HEAD_DIM_V, self.dv_columns, None),
-            (self.wants_dk, w.acc_dk, w.t.own_dk, w.t.sdK, HEAD_DIM_QK, self.dk_columns, w.p.softmax_scale),
+            (self.wants_dv, w.acc_dv, w.t.wg_dv, w.t.sdV, HEAD_DIM_V, self.dv_columns, None),
+            (self.wants_dk, w.acc_dk, w.t.wg_dk, w.t.sdK, HEAD_DIM_QK, self.dk_columns, w.p.softmax_scale),
         ):
             for part in range(columns // width if wanted else 0):
                 self.stage_sum(w, rings, use, acc, part, mma, sX, factor)

@@ -62,7 +62,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0903924f07108d85fb9619611fb53d9f68161226a764665a96de6a84560fea71",
-    "body_sha256": "e631596be8a23b9fc4dab0279b2e1cf2ccf58fe5c2a848451feaf02fcc4c2538",
+    "body_sha256": "c8b04831ad68b952eb9acd1717b19c55330d6168912e0f9fb7c019483e896bb2",
     "layout": "varlen",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -404,8 +404,8 @@ class AttentionBackward:
         mma_dv = mma(k_major, mn_major, self.owners, HEAD_DIM_V, rmem)
         mma_dk = mma(k_major, mn_major, self.owners, HEAD_DIM_QK, rmem)
         # Never issued: how the columns of dV and dK that fit a slot lie in a warpgroup's registers.
-        own_dv = mma(k_major, mn_major, (1, 1), self.dv_columns, rmem)
-        own_dk = mma(k_major, mn_major, (1, 1), self.dk_columns, rmem)
+        wg_dv = mma(k_major, mn_major, (1, 1), self.dv_columns, rmem)
+        wg_dk = mma(k_major, mn_major, (1, 1), self.dk_columns, rmem)
         # dQ = dS K, or transposed dQ^T = K^T dS^T; the warpgroups share out its rows or its columns.
         majors = (mn_major, k_major) if self.dq_transposed else (k_major, mn_major)
         mma_dq = mma(*majors, by_rows if self.dq_by_rows else by_columns, self.dq_columns)
@@ -438,7 +438,7 @@ class AttentionBackward:
         sequences = cute.size(cu_seqlens_q)
         row_tiles, key_tiles = total_q // tile_m + sequences, total_kv // self.tile_n + sequences
         q_tiles = row_tiles * cute.size(mQ, mode=[2])
-        kv_tiles = key_tiles * cute.size(mdK, mode=[2])
+        num_tiles = key_tiles * cute.size(mdK, mode=[2])
         name = ATTN_META["kernel_id"]
         prepare, kernel, finish = self.prepare, self.kernel, self.finish
         prepare.set_name_prefix(f"{name}_prepare", remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -453,15 +453,15 @@ class AttentionBackward:
         )
         kernel(
             tma_q, tma_mQ, tma_k, tma_mK, tma_v, tma_mV, tma_do, tma_mdO, tma_dk, tma_mdK, tma_dv, tma_mdV, workspace,
-            mma_s, mma_dp, mma_dv, mma_dk, mma_dq, own_dv, own_dk,
+            mma_s, mma_dp, mma_dv, mma_dk, mma_dq, wg_dv, wg_dk,
             layout_q, layout_do, layout_k, layout_v, layout_ds, layout_dv, layout_dk,
-            softmax_scale, row_tiles, q_tiles, kv_tiles,
+            softmax_scale, row_tiles, q_tiles, num_tiles,
             half,
             cu_seqlens_q,
             cu_seqlens_kv,
         ).launch(
-            grid=[cutlass.min(kv_tiles, workers), 1, 1], block=[self.threads, 1, 1], stream=stream, min_blocks_per_mp=1,
-            use_pdl=True,
+            grid=[cutlass.min(num_tiles, workers), 1, 1], block=[self.threads, 1, 1],
+            stream=stream, min_blocks_per_mp=1, use_pdl=True,
         )
         if const_expr(self.wants_dq):
             finish(
@@ -712,8 +712,8 @@ class AttentionBackward:
         mma_dv: cute.TiledMma,
         mma_dk: cute.TiledMma,
         mma_dq: cute.TiledMma,
-        own_dv: cute.TiledMma,
-        own_dk: cute.TiledMma,
+        wg_dv: cute.TiledMma,
+        wg_dk: cute.TiledMma,
         layout_q: cute.ComposedLayout,
         layout_do: cute.ComposedLayout,
         layout_k: cute.ComposedLayout,
@@ -724,7 +724,7 @@ class AttentionBackward:
         softmax_scale: Float32,
         row_tiles: Int32,
         q_tiles: Int32,
-        kv_tiles: Int32,
+        num_tiles: Int32,
         half: Int32,
         cu_seqlens_q: cute.Tensor,
         cu_seqlens_kv: cute.Tensor,
@@ -747,7 +747,7 @@ class AttentionBackward:
             heads_per_cta=heads_q // heads_dkv,
             row_tiles=row_tiles,
             q_tiles=q_tiles,
-            kv_tiles=kv_tiles,
+            num_tiles=num_tiles,
             softmax_scale=softmax_scale,
             workspace=workspace,
             half=half,
@@ -772,7 +772,7 @@ class AttentionBackward:
             steps=storage.steps.get_tensor(cute.make_layout((2, plan.q_stages))),
             walks=storage.walks.get_tensor(cute.make_layout((2, WALK_STAGES))),
             mma_s=mma_s, mma_dv=mma_dv, mma_dk=mma_dk, mma_dq=mma_dq,
-            mma_dp=mma_dp, own_dv=own_dv, own_dk=own_dk,
+            mma_dp=mma_dp, wg_dv=wg_dv, wg_dk=wg_dk,
         )
         bars = storage.mbarriers.data_ptr()
         warps = 4 * self.warpgroups
@@ -862,7 +862,7 @@ class AttentionBackward:
         tidx, _, _ = cute.arch.thread_idx()
         i, j = Int32(0), Int32(0)  # steps and KV tiles so far
         tile = self.next_there(p, tidx)
-        while tile < p.kv_tiles:
+        while tile < p.num_tiles:
             i = self.load_tile(self.kv_tile(p, tile), t, rings, i, j, tile, tidx)
             j += 1
             tile = self.next_there(p, tidx)
@@ -872,12 +872,12 @@ class AttentionBackward:
     def next_there(self, p, lane):
         """The next number that a KV tile has, by tickets: what others wait for is taken by a CTA that runs."""
         tile = self.next_tile(p, lane)
-        going = tile < p.kv_tiles
+        going = tile < p.num_tiles
         while going:
             going = self.kv_tile(p, tile).is_there == False
             if going:
                 tile = self.next_tile(p, lane)
-                going = tile < p.kv_tiles
+                going = tile < p.num_tiles
         return tile
 
     @cute.jit
@@ -1123,8 +1123,8 @@ class AttentionBackward:
         arrive_if(rings.k.empty, w.lane == 0)
         use = (first + count) * self.wants_dq + staged
         for wanted, acc, mma, sX, columns, width, factor in (
-            (self.wants_dv, w.acc_dv, w.t.own_dv, w.t.sdV, HEAD_DIM_V, self.dv_columns, None),
-            (self.wants_dk, w.acc_dk, w.t.own_dk, w.t.sdK, HEAD_DIM_QK, self.dk_columns, w.p.softmax_scale),
+            (self.wants_dv, w.acc_dv, w.t.wg_dv, w.t.sdV, HEAD_DIM_V, self.dv_columns, None),
+            (self.wants_dk, w.acc_dk, w.t.wg_dk, w.t.sdK, HEAD_DIM_QK, self.dk_columns, w.p.softmax_scale),
         ):
             for part in range(columns // width if wanted else 0):
                 self.stage_sum(w, rings, use, acc, part, mma, sX, factor)

@@ -51,13 +51,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "modernbert_unpadded_fwd_sm_90_8ca45a42",
+    "kernel_id": "modernbert_unpadded_fwd_sm_90_2ca30ac2",
     "name": "modernbert_unpadded",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0903924f07108d85fb9619611fb53d9f68161226a764665a96de6a84560fea71",
-    "body_sha256": "80a5eceae27075d49df566a30ed5a520a2dc976deb25df8f3df73cbc3cd4df85",
+    "body_sha256": "68937bb82e500004e47133e2225069fa8db29ce2ed1d3b7062324b257e61d1eb",
     "layout": "varlen",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -323,7 +323,7 @@ class AttentionForward:
         @cute.struct
         class SharedStorage:
             mbarriers: cute.struct.MemRange[Int64, num_mbarriers]
-            next_tile: cute.struct.MemRange[Int32, TOLD]  # the mailbox
+            mailbox: cute.struct.MemRange[Int32, TOLD]  # of the next tile
             sQ: cute.struct.Align[cute.struct.MemRange[ELEMENT, cute.cosize(layout_q)], 1024]
             sO: cute.struct.Align[cute.struct.MemRange[ELEMENT, cute.cosize(layout_o)], 1024]
             sK: cute.struct.Align[cute.struct.MemRange[ELEMENT, cute.cosize(layout_k)], 1024]
@@ -468,8 +468,8 @@ class AttentionForward:
             k=Ring(bars_kv, bars_kv + stages, stages),
             v=Ring(bars_kv + 2 * stages, bars_kv + 3 * stages, stages),
         )
-        next_tile = Ring(bars_kv + 4 * stages, bars_kv + 4 * stages + 1, 1)
-        slot = storage.next_tile.get_tensor(cute.make_layout(TOLD))
+        mailbox = Ring(bars_kv + 4 * stages, bars_kv + 4 * stages + 1, 1)
+        slot = storage.mailbox.get_tensor(cute.make_layout(TOLD))
         if warp_idx == 0:
             for atom in (tma_q, tma_k, tma_v, tma_o):
                 cpasync.prefetch_descriptor(atom)
@@ -481,18 +481,18 @@ class AttentionForward:
                     for ring in (rings.k, rings.v):
                         cute.arch.mbarrier_init(ring.full + s, 1)
                         cute.arch.mbarrier_init(ring.empty + s, warps)
-                cute.arch.mbarrier_init(next_tile.full, 1)
-                cute.arch.mbarrier_init(next_tile.empty, warps)
+                cute.arch.mbarrier_init(mailbox.full, 1)
+                cute.arch.mbarrier_init(mailbox.empty, warps)
             cute.arch.mbarrier_init_fence()
         cute.arch.barrier()
 
         if warp_idx < 4:
             cute.arch.setmaxregister_decrease(self.plan.producer_registers)
             if warp_idx == 0:  # warps 1 to 3 are done
-                self.load(p, t, rings, next_tile, slot, tile_counter, Int32(tile))
+                self.load(p, t, rings, mailbox, slot, tile_counter, Int32(tile))
         else:
             cute.arch.setmaxregister_increase(self.plan.consumer_registers)
-            self.consume(p, t, rings, next_tile, slot, cute.arch.make_warp_uniform(tidx // 128 - 1))
+            self.consume(p, t, rings, mailbox, slot, cute.arch.make_warp_uniform(tidx // 128 - 1))
 
     # ---- schedule: longest sequences first -------------------------------------------------------------------------
 
@@ -629,7 +629,7 @@ class AttentionForward:
     # ---- schedule: role producer, one warp -----------------------------------------------------------------------
 
     @cute.jit
-    def load(self, p, t, rings, next_tile, slot, tile_counter: cute.Tensor, tile: Int32):
+    def load(self, p, t, rings, mailbox, slot, tile_counter: cute.Tensor, tile: Int32):
         """Walk the CTA's tiles: find the sequence of each, tell the consumers, load it, and find the next number.
 
         The first tile is the CTA's own number; each next one comes behind those, by a ticket of the launch's counter.
@@ -645,22 +645,22 @@ class AttentionForward:
             if tidx == 0:
                 ticket = cute.arch.atomic_add(tile_counter.iterator, Int32(1), sem="relaxed", scope="gpu")
             told = self.locate(p, tile, tidx)
-            self.tell(next_tile, slot, told, taken, tidx)
+            self.tell(mailbox, slot, told, taken, tidx)
             i = self.load_tile(self.sequence(p, told), t, rings, i, taken)
             if ticket == num_tiles - 1 and tidx == 0:  # the last ticket: leave the counter as it was
                 tile_counter[0] = Int32(0)
             tile = cute.arch.shuffle_sync(ticket, 0) + num_ctas
             taken += 1
-        self.tell(next_tile, slot, [Int32(-1)] * TOLD, taken, tidx)
+        self.tell(mailbox, slot, [Int32(-1)] * TOLD, taken, tidx)
 
     @cute.jit
-    def tell(self, next_tile, slot, told, taken: Int32, lane: Int32):
+    def tell(self, mailbox, slot, told, taken: Int32, lane: Int32):
         """Write the next tile (-1: none) to the mailbox, once every consumer warp has read the one before."""
-        cute.arch.mbarrier_wait(next_tile.empty, (taken & 1) ^ 1)
+        cute.arch.mbarrier_wait(mailbox.empty, (taken & 1) ^ 1)
         if lane == 0:
             for n, value in enumerate(told):
                 slot[n] = value
-            cute.arch.mbarrier_arrive(next_tile.full)
+            cute.arch.mbarrier_arrive(mailbox.full)
         cute.arch.sync_warp()
 
     @cute.jit
@@ -777,17 +777,17 @@ class AttentionForward:
         rings.v.release(i)
 
     @cute.jit
-    def consume(self, p, t, rings, next_tile, slot, wg):
+    def consume(self, p, t, rings, mailbox, slot, wg):
         """Walk the CTA's tiles as the producer tells them."""
         turn = None
         i, phase = Int32(0), Int32(0)
         going = Boolean(True)
         while going:
-            cute.arch.mbarrier_wait(next_tile.full, phase)
+            cute.arch.mbarrier_wait(mailbox.full, phase)
             told = [cute.arch.make_warp_uniform(slot[n]) for n in range(TOLD)]
             cute.arch.sync_warp()
             with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive(next_tile.empty)
+                cute.arch.mbarrier_arrive(mailbox.empty)
             going = told[0] >= 0
             if going:
                 i = self.attend(self.sequence(p, told), t, rings, wg, turn, i, phase)

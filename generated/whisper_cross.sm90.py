@@ -48,13 +48,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "whisper_cross_fwd_sm_90_700a2ca4",
+    "kernel_id": "whisper_cross_fwd_sm_90_133a696a",
     "name": "whisper_cross",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "bb68f6b9f42d904cab2ede1e68b354627933ba294dd4cd0fb119dc23981e5d54",
-    "body_sha256": "057d0116de5c1e53f09ed695783c383aa6206d10f97f0f933f9dc90e8e4cd251",
+    "body_sha256": "a3070df5b103afc4d7cb4165a3391be2b04f8ca738e0199c938261893facbdc6",
     "layout": "bhsd",
     "dtype": "fp16",
     "out_dtype": "fp16",
@@ -325,7 +325,7 @@ class AttentionForward:
         @cute.struct
         class SharedStorage:
             mbarriers: cute.struct.MemRange[Int64, num_mbarriers]
-            next_tile: cute.struct.MemRange[Int64, 1]  # the mailbox: an int32 tile number
+            mailbox: cute.struct.MemRange[Int64, 1]  # the next tile's number, an int32
             sQ: cute.struct.Align[cute.struct.MemRange[ELEMENT, cute.cosize(layout_q)], 1024]
             sO: cute.struct.Align[cute.struct.MemRange[ELEMENT, cute.cosize(layout_o)], 1024]
             sK: cute.struct.Align[cute.struct.MemRange[ELEMENT, cute.cosize(layout_k)], 1024]
@@ -422,8 +422,8 @@ class AttentionForward:
             k=Ring(bars_kv, bars_kv + stages, stages),
             v=Ring(bars_kv + 2 * stages, bars_kv + 3 * stages, stages),
         )
-        next_tile = Ring(bars_kv + 4 * stages, bars_kv + 4 * stages + 1, 1)
-        slot = cute.make_tensor(cute.recast_ptr(storage.next_tile.data_ptr(), dtype=Int32), cute.make_layout(1))
+        mailbox = Ring(bars_kv + 4 * stages, bars_kv + 4 * stages + 1, 1)
+        slot = cute.make_tensor(cute.recast_ptr(storage.mailbox.data_ptr(), dtype=Int32), cute.make_layout(1))
         if warp_idx == 0:
             for atom in (tma_q, tma_k, tma_v, tma_o):
                 cpasync.prefetch_descriptor(atom)
@@ -435,18 +435,18 @@ class AttentionForward:
                     for ring in (rings.k, rings.v):
                         cute.arch.mbarrier_init(ring.full + s, 1)
                         cute.arch.mbarrier_init(ring.empty + s, warps)
-                cute.arch.mbarrier_init(next_tile.full, 1)
-                cute.arch.mbarrier_init(next_tile.empty, warps)
+                cute.arch.mbarrier_init(mailbox.full, 1)
+                cute.arch.mbarrier_init(mailbox.empty, warps)
             cute.arch.mbarrier_init_fence()
         cute.arch.barrier()
 
         if warp_idx < 4:
             cute.arch.setmaxregister_decrease(self.plan.producer_registers)
             if warp_idx == 0:  # warps 1 to 3 are done
-                self.load(p, t, rings, next_tile, slot, tile_counter, Int32(tile))
+                self.load(p, t, rings, mailbox, slot, tile_counter, Int32(tile))
         else:
             cute.arch.setmaxregister_increase(self.plan.consumer_registers)
-            self.consume(p, t, rings, next_tile, slot, cute.arch.make_warp_uniform(tidx // 128 - 1), Int32(tile))
+            self.consume(p, t, rings, mailbox, slot, cute.arch.make_warp_uniform(tidx // 128 - 1), Int32(tile))
 
     # ---- schedule: which tile next -------------------------------------------------------------------------------
 
@@ -483,7 +483,7 @@ class AttentionForward:
     # ---- schedule: role producer, one warp -----------------------------------------------------------------------
 
     @cute.jit
-    def load(self, p, t, rings, next_tile, slot, tile_counter: cute.Tensor, tile: Int32):
+    def load(self, p, t, rings, mailbox, slot, tile_counter: cute.Tensor, tile: Int32):
         """Walk the CTA's tiles: load each, and find the next one.
 
         The first tile is the CTA's own number; each next one comes behind those, by a ticket of the launch's counter.
@@ -502,10 +502,10 @@ class AttentionForward:
             if ticket == p.num_tiles - 1 and tidx == 0:  # the last ticket: leave the counter as it was
                 tile_counter[0] = Int32(0)
             tile = cute.arch.shuffle_sync(ticket, 0) + num_ctas
-            cute.arch.mbarrier_wait(next_tile.empty, (taken & 1) ^ 1)
+            cute.arch.mbarrier_wait(mailbox.empty, (taken & 1) ^ 1)
             if tidx == 0:
                 slot[0] = tile
-                cute.arch.mbarrier_arrive(next_tile.full)
+                cute.arch.mbarrier_arrive(mailbox.full)
             cute.arch.sync_warp()
             taken += 1
 
@@ -608,7 +608,7 @@ class AttentionForward:
         self.rescale_o_if(w, vote)
 
     @cute.jit
-    def consume(self, p, t, rings, next_tile, slot, wg, tile: Int32):
+    def consume(self, p, t, rings, mailbox, slot, wg, tile: Int32):
         """Walk the CTA's tiles as the producer does, reading each next one from the mailbox (see `load`)."""
         turn = Turn(wg, (wg + 1) % self.warpgroups)
         if wg == self.warpgroups - 1:  # the first turn is warpgroup 0's
@@ -616,11 +616,11 @@ class AttentionForward:
         i, phase = Int32(0), Int32(0)
         while tile < p.num_tiles:
             i = self.attend(p, t, rings, wg, turn, tile, i, phase)
-            cute.arch.mbarrier_wait(next_tile.full, phase)
+            cute.arch.mbarrier_wait(mailbox.full, phase)
             tile = slot[0]
             cute.arch.sync_warp()
             with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive(next_tile.empty)
+                cute.arch.mbarrier_arrive(mailbox.empty)
             phase ^= 1
         cute.arch.cp_async_bulk_wait_group(0, read=True)  # shared memory must outlive the last store
 

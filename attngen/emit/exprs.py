@@ -19,7 +19,7 @@ arith as_tensor at atom b bars bars_kv batch bounds c columns copy cpasync cuda 
 epilogue exp exp2 extent floor floor_div floor_mod fma full_min gemm group_heads h h_kv heads heads_kv heads_q hint i
 index indices inside j k k_major keep kernel kv_0 kv_head_bytes kv_heads kv_idx layout layout_k layout_o layout_q
 layout_v limits load log log2 low lower_max lower_min lse mK mLSE mO mQ mV m_block m_blocks main math mbarriers mma_pv
-mma_qk mn_major n_block n_blocks n_min next_tile num_mbarriers num_tiles o op options p pack phase plan q q_empty
+mma_qk mn_major n_block n_blocks n_min mailbox num_mbarriers num_tiles o op options p pack phase plan q q_empty
 q_full q_hi q_idx q_lo q_pos qhead_per_kvhead r ref ring rings row rows s sK sO sQ sV score select self seqlen_kv
 seqlen_q share share_only sigmoid sink slice_o slices slot sm90 softmax_scale softplus sqrt stages state storage store
 stream sys t take tanh tensor threads tile tile_counter tile_m tile_n tma tma_k tma_mK tma_mO tma_mQ tma_mV tma_o tma_q
@@ -31,7 +31,7 @@ layout_do layout_ds lse_at lse_log2 major_a major_b majors mdK mdLSE mdO mdQ mdV
 prepare products q_tiles rmem row_0 sD sLSE sP sdO sdQ sdS shift slope smem source steps tma_dk tma_do tma_dv tma_mdK
 tma_mdO tma_mdV v_full walk_full words workspace zeros
 block gD gLSE group_pairs groups keeps last_column last_row pairs passes r_0 total
-COUNTER_WORDS WALK_STAGES counters heads_dkv heads_per_cta layout_dk layout_dv mma_dp own_dk own_dv sdK sdV walks
+COUNTER_WORDS WALK_STAGES counters heads_dkv heads_per_cta layout_dk layout_dv mma_dp wg_dk wg_dv sdK sdV walks
 boxes layout_boxes layout_peer_k rank sPeerK ticket zero_lag zeroed_tiles
 add_parts add_rows items part parts parts_dk parts_dv rest share shares whole_tiles tma_parts_dk tma_parts_dv
 TABLE_THREADS above build_tables counts extremes fill fill_extremes fill_tables middle positions table_words tables

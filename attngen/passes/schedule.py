@@ -59,7 +59,7 @@ def plan_schedule(
         pipeline("q", "sQ", n, q_bytes, 1 if memory.o_in_q else 4, "one warpgroup each"),
         pipeline("k", "sK", memory.kv_stages, k_bytes, 4 * n),
         pipeline("v", "sV", memory.kv_stages, v_bytes, 4 * n),
-        pipeline("next_tile", "slot", 1, 0, 4 * n),
+        pipeline("mailbox", "slot", 1, 0, 4 * n),
     )
     turn = n > 1 and (takes_turns(c, mask) if pingpong is None else pingpong)
     named = (

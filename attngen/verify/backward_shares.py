@@ -11,10 +11,10 @@ from attngen.verify.ledger import assigned
 #: Method -> name -> its value: `BackwardSchedule.shared`, what a share takes of a walk, and which parts are summed.
 _SHARES = {
     "__call__": {
-        "rest": "kv_tiles % workers",
+        "rest": "num_tiles % workers",
         "shares": "cutlass.max(cutlass.min(workers // cutlass.max(rest, 1), steps // LEAST_SHARE), 1)",
         "shared_tiles": "select(shares > 1, rest, 0)",
-        "whole_tiles": "kv_tiles - shared_tiles",
+        "whole_tiles": "num_tiles - shared_tiles",
     },
     "steps_of": {"share": "(item - p.whole_tiles) % p.shares"},
     "add_parts": {"first": "number * shares", "place": "self.tile_coords(whole_tiles + first, p)"},

@@ -96,17 +96,17 @@ def wanted(plan: KernelPlan, ragged: bool = False) -> Events:
                 f"rings.q_empty init {arrivals['q']}": 1,
                 "ring.full init 1": 1,
                 "ring.empty init warps": 1,
-                "next_tile.full init 1": 1,
-                "next_tile.empty init warps": 1,
+                "mailbox.full init 1": 1,
+                "mailbox.empty init warps": 1,
                 "cta sync": 1,
             }
         ),
-        "tell" if ragged else "load": Counter({"next_tile.empty wait": 1, "next_tile.full arrive": 1}),
+        "tell" if ragged else "load": Counter({"mailbox.empty wait": 1, "mailbox.full arrive": 1}),
         "load_tile": Counter(
             {"rings.q_empty wait": 1, "rings.q_full announce": 1, "rings.k fill": 2, "rings.v fill": 2}
         ),
         "load_kv": Counter({"ring acquire": 1}),
-        "consume": start + Counter({"next_tile.full wait": 1, "next_tile.empty arrive": 1}),
+        "consume": start + Counter({"mailbox.full wait": 1, "mailbox.empty arrive": 1}),
         "attend": last + Counter({"rings.q_full wait": 1}) + (q_arrive if own else Counter()),
         "first_tile": first,
         "step": both + turn,

@@ -163,10 +163,10 @@ def _barriers(plan: KernelPlan) -> Iterator[Check]:
     yield len(s.named_barriers) == len(wanted), f"schedule: {len(s.named_barriers)} named barriers of {len(wanted)}"
     yield not s.pingpong or c.warpgroups > 1, "schedule: one warpgroup has nobody to take turns with"
     names = [p.name for p in s.pipelines]
-    yield names == ["q", "k", "v", "next_tile"], f"schedule: pipelines {names}"
+    yield names == ["q", "k", "v", "mailbox"], f"schedule: pipelines {names}"
     hosts = {b.name: b for b in m.buffers}
-    stages = {"q": c.warpgroups, "k": m.kv_stages, "v": m.kv_stages, "next_tile": 1}
-    buffers = {"q": "sQ", "k": "sK", "v": "sV", "next_tile": "slot"}
+    stages = {"q": c.warpgroups, "k": m.kv_stages, "v": m.kv_stages, "mailbox": 1}
+    buffers = {"q": "sQ", "k": "sK", "v": "sV", "mailbox": "slot"}
     for p in s.pipelines:
         empty = (1 if m.o_in_q else 4) if p.name == "q" else 4 * c.warpgroups
         arrivals = (p.full_arrivals, p.empty_arrivals)

@@ -140,7 +140,7 @@ def _names(tree: ast.Module, nodes: Sequence[ast.AST], plan_set: PlanSet) -> Ite
         for n in scope.body
         if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
     ]
-    wanted = ["mbarriers", "next_tile", "sQ", *(["sO"] if own else []), "sK", "sV"]
+    wanted = ["mbarriers", "mailbox", "sQ", *(["sO"] if own else []), "sK", "sV"]
     wanted += ["sDistance"] if any(b.name == "sDistance" for b in plan_set.plans[0].memory.buffers) else []
     if fields != wanted:
         yield f"shared memory holds {', '.join(fields)}, the plan {', '.join(wanted)}"

@@ -101,20 +101,20 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
         f"{METHOD}.attend: `rings.q_full arrive` stands 1 times",
     ),
     "mailbox not published": (
-        "causal", "                cute.arch.mbarrier_arrive(next_tile.full)\n", "                pass\n",
-        f"{METHOD}.load: `next_tile.full arrive` stands 0 times",
+        "causal", "                cute.arch.mbarrier_arrive(mailbox.full)\n", "                pass\n",
+        f"{METHOD}.load: `mailbox.full arrive` stands 0 times",
     ),
     "mailbox overwritten": (
-        "causal", "            cute.arch.mbarrier_wait(next_tile.empty, (taken & 1) ^ 1)\n", "",
-        f"{METHOD}.load: `next_tile.empty wait` stands 0 times",
+        "causal", "            cute.arch.mbarrier_wait(mailbox.empty, (taken & 1) ^ 1)\n", "",
+        f"{METHOD}.load: `mailbox.empty wait` stands 0 times",
     ),
     "mailbox not awaited": (
-        "causal", "            cute.arch.mbarrier_wait(next_tile.full, phase)\n", "",
-        f"{METHOD}.consume: `next_tile.full wait` stands 0 times",
+        "causal", "            cute.arch.mbarrier_wait(mailbox.full, phase)\n", "",
+        f"{METHOD}.consume: `mailbox.full wait` stands 0 times",
     ),
     "mailbox not given back": (
-        "causal", "                cute.arch.mbarrier_arrive(next_tile.empty)\n", "                pass\n",
-        f"{METHOD}.consume: `next_tile.empty arrive` stands 0 times",
+        "causal", "                cute.arch.mbarrier_arrive(mailbox.empty)\n", "                pass\n",
+        f"{METHOD}.consume: `mailbox.empty arrive` stands 0 times",
     ),
     "q arrivals": (
         "causal", "cute.arch.mbarrier_init(rings.q_empty + w, 4)", "cute.arch.mbarrier_init(rings.q_empty + w, 1)",
@@ -129,8 +129,8 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
         "self.kv_stages, self.warpgroups", "warps is self.warpgroups, the ledger asks for",
     ),
     "mailbox arrivals": (
-        "causal", "cute.arch.mbarrier_init(next_tile.full, 1)", "cute.arch.mbarrier_init(next_tile.full, 2)",
-        f"{METHOD}.kernel: `next_tile.full init 2` stands 1 times",
+        "causal", "cute.arch.mbarrier_init(mailbox.full, 1)", "cute.arch.mbarrier_init(mailbox.full, 2)",
+        f"{METHOD}.kernel: `mailbox.full init 2` stands 1 times",
     ),
     "no barrier after the inits": (
         "causal", "        cute.arch.barrier()\n", "", f"{METHOD}.kernel: `cta sync` stands 0 times",
@@ -178,7 +178,7 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
     ),
     "buffer lost": (
         "causal", "            sO: cute.struct.Align[cute.struct.MemRange[ELEMENT, cute.cosize(layout_o)], 1024]\n", "",
-        "shared memory holds mbarriers, next_tile, sQ, sK, sV, the plan",
+        "shared memory holds mbarriers, mailbox, sQ, sK, sV, the plan",
     ),
     "tile_n": ("full", "tile_n=96", "tile_n=112", "PLANS[0].tile_n is 112, the plan says 96"),
     "stages": ("full", "        kv_stages=4,", "        kv_stages=5,", "PLANS[0].kv_stages is 5, the plan says 4"),

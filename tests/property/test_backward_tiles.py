@@ -99,7 +99,7 @@ def test_every_kv_tile_is_taken_once(name: str, data: st.DataObject) -> None:
             ),
         }  # fmt: skip
         exec(loop(name), space)
-        p = SimpleNamespace(kv_tiles=kv_tiles, heads_per_cta=heads, qhead_per_kvhead=heads, m_blocks=4)
+        p = SimpleNamespace(num_tiles=kv_tiles, heads_per_cta=heads, qhead_per_kvhead=heads, m_blocks=4)
         space["load"](cta, p, None, None)
         running.append(cta)
     taken = [tile for cta in running for _, count, tile in cta.told if count > 0]

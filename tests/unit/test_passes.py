@@ -248,7 +248,7 @@ def test_the_ledger() -> None:
         ("q", "sQ", 2, 16384, 1, 4),
         ("k", "sK", 2, 32768, 1, 8),
         ("v", "sV", 2, 32768, 1, 8),
-        ("next_tile", "slot", 1, 0, 1, 8),
+        ("mailbox", "slot", 1, 0, 1, 8),
     ]
     assert [(b.id, b.name, b.threads) for b in s.named_barriers] == [
         (0, "cta", 384),
