@@ -1,4 +1,6 @@
-"""The load warp's loop of the emitted text, run by CTAs that take KV tiles in any order of tickets: each tile once."""
+"""The load warp's loop of the emitted text, run by CTAs that take KV tiles in any order of tickets: each tile once, or
+each of the shares of its walk.
+"""
 
 from __future__ import annotations
 
@@ -26,30 +28,37 @@ SPECS = {
 
 
 @cache
-def loop(name: str) -> str:
-    """The source of `load`, as a function of the module."""
+def methods(name: str) -> str:
+    """The source of `load`, and of what shares out walks where the plan does, as functions of the module."""
     plans = plan_backward(load_spec(f"attn 1\nattention a {{\n  {SPECS[name]}\n}}\n"))
     tree = ast.parse(emit_backward(plans).text)
     owner = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "AttentionBackward")
-    (method,) = (n for n in owner.body if isinstance(n, ast.FunctionDef) and n.name == "load")
-    method.decorator_list = []
-    return ast.unparse(method)
+    found = [n for n in owner.body if isinstance(n, ast.FunctionDef) and n.name in ("load", "tile_of", "steps_of")]
+    assert len(found) == (3 if plans.plans[0].schedule.shares_walks else 1)
+    for method in found:
+        method.decorator_list = []
+    return ast.unparse(ast.Module(body=found, type_ignores=[]))
 
 
 class Cta:
     """What `load` calls: tickets from a list that ends past the last tile, and what it tells and loads."""
 
-    def __init__(self, tickets: list[int], walks: dict[int, int]):
-        self.tickets, self.walks = iter(tickets), walks
+    def __init__(self, tickets: list[int], walks: dict[int, int], space: dict[str, Any]):
+        self.tickets, self.walks, self.space = iter(tickets), walks, space
         self.told: list[tuple[int, int, int]] = []
         self.steps: list[int] = []
         self.keys: list[int] = []
+        self.places: list[tuple[int, int]] = []
 
     def next_tile(self, *_: Any) -> int:
         return next(self.tickets)
 
-    def tile_coords(self, tile: int, _: Any) -> tuple[int, int, int]:
-        return tile, 0, 0
+    def tile_coords(self, tile: int, p: Any) -> tuple[int, int, int]:
+        return self.space["tile_of"](self, p, tile) if "tile_of" in self.space else tile, 0, 0
+
+    def steps_of(self, p: Any, item: int, count: int) -> tuple[int, int]:
+        first, end = self.space["steps_of"](self, p, item, count)
+        return first, end
 
     def walk(self, p: Any, b: int, h: int, m_block: int, n_block: int) -> tuple[int, int]:
         """Live query tiles of 32, from the first place on."""
@@ -64,8 +73,9 @@ class Cta:
     def tell(self, _: Any, __: Any, j: int, count: int, tile: int) -> None:
         self.told.append((j, count, tile))
 
-    def load_step(self, p: Any, t: Any, rings: Any, i: int, *_: Any) -> None:
+    def load_step(self, p: Any, t: Any, rings: Any, i: int, m_block: int, h: int, *_: Any) -> None:
         self.steps.append(i)
+        self.places.append((h, m_block))
 
     def load_kv(self, t: Any, rings: Any, j: int, n_block: int, *_: Any) -> None:
         self.keys.append(n_block)
@@ -77,17 +87,23 @@ class Cta:
 def test_every_kv_tile_is_taken_once(name: str, data: st.DataObject) -> None:
     """By any number of CTAs, whoever is the next to take one; and every step and every K is loaded once, in order."""
     kv_tiles, heads = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 3))
-    ctas = min(kv_tiles, data.draw(st.integers(1, 5)))
+    source = methods(name)
+    shared, shares = 0, 1
+    if "def steps_of" in source:
+        shared, shares = data.draw(st.integers(0, kv_tiles)), data.draw(st.integers(1, 4))
+    whole = kv_tiles - shared
+    items = whole + shared * shares
+    ctas = min(items, data.draw(st.integers(1, 5)))
     walks = {n: data.draw(st.integers(0, 4)) for n in range(kv_tiles)}
-    takers = [data.draw(st.integers(0, ctas - 1)) for _ in range(kv_tiles)]
+    takers = [data.draw(st.integers(0, ctas - 1)) for _ in range(items)]
     running = []
     for number in range(ctas):
-        cta = Cta([*(n for n, taker in enumerate(takers) if taker == number), kv_tiles + number], walks)
         space: dict[str, Any] = {
             "Int32": int,
+            "select": lambda condition, a, b: a if condition else b,
             "lowest_bit": lambda word: (word & -word).bit_length() - 1,
             "cutlass": SimpleNamespace(
-                max=max, range=lambda *at, unroll: range(*at), range_constexpr=range
+                max=max, min=min, range=lambda *at, unroll: range(*at), range_constexpr=range
             ),
             "cute": SimpleNamespace(
                 arch=SimpleNamespace(
@@ -98,16 +114,28 @@ def test_every_kv_tile_is_taken_once(name: str, data: st.DataObject) -> None:
                 )
             ),
         }  # fmt: skip
-        exec(loop(name), space)
-        p = SimpleNamespace(num_tiles=kv_tiles, heads_per_cta=heads, qhead_per_kvhead=heads, m_blocks=4)
+        exec(source, space)
+        cta = Cta([*(n for n, taker in enumerate(takers) if taker == number), items + number], walks, space)
+        p = SimpleNamespace(
+            num_tiles=items, heads_per_cta=heads, qhead_per_kvhead=heads, m_blocks=4, whole_tiles=whole, shares=shares
+        )
         space["load"](cta, p, None, None)
         running.append(cta)
     taken = [tile for cta in running for _, count, tile in cta.told if count > 0]
-    assert sorted(taken) == list(range(kv_tiles))
+    assert sorted(taken) == list(range(items))
     for cta in running:
         assert [j for j, _, _ in cta.told] == list(range(len(cta.told))), "stages and phases of walks follow from j"
         *told, last = cta.told
         assert last[1] == 0, "the others learn that there is no tile"
-        assert [count for _, count, _ in told] == [max(heads * walks[tile], 1) for _, _, tile in told]
-        assert [tile for _, _, tile in told] == sorted(tile for _, _, tile in told) == cta.keys
-        assert cta.steps == list(range(sum(count for _, count, _ in told)))
+        at = 0
+        for _, count, item in told:
+            number, share = divmod(max(item - whole, 0), shares)
+            tile, of = (item, 1) if item < whole else (whole + number, shares)
+            walk = [(h, m) for h in range(heads) for m in range(walks[tile])]
+            mine = walk[len(walk) * share // of : len(walk) * (share + 1) // of] or [(0, 0)]
+            assert count == len(mine), "one step at least, so that every pipeline turns"
+            assert sorted(cta.places[at : at + count]) == mine
+            at += count
+        assert cta.keys == [n if n < whole else whole + (n - whole) // shares for _, _, n in told]
+        assert [tile for _, _, tile in told] == sorted(tile for _, _, tile in told)
+        assert cta.steps == list(range(at))
