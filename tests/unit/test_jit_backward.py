@@ -351,9 +351,6 @@ def test_deterministic_algorithms_and_captured_tensors(attach: Any, deterministi
 
 def test_the_generated_file_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planned and emitted once; a later process takes the text from the cache, in an entry of its own."""
-    import sys
-    import types
-
     import attngen
 
     text = "attn 1\nattention remembered {\n  head_dim = 64\n}\n"
@@ -363,10 +360,8 @@ def test_the_generated_file_is_remembered(tmp_path: Path, monkeypatch: pytest.Mo
         planned.append(spec)
         return spec
 
-    search, emit = types.ModuleType("attngen.search_backward"), types.ModuleType("attngen.emit.backward")
-    search.plan_backward, emit.emit_backward = plan_backward, standin.source  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "attngen.search_backward", search)
-    monkeypatch.setitem(sys.modules, "attngen.emit.backward", emit)
+    monkeypatch.setattr("attngen.search_backward.plan_backward", plan_backward)
+    monkeypatch.setattr("attngen.emit.backward.emit_backward", standin.source)
     dump = tmp_path / "dump"
     monkeypatch.setenv("ATTNGEN_DUMP_DIR", str(dump))
     from attngen.settings import settings
@@ -438,7 +433,7 @@ def test_a_generated_file_takes_these_arguments(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(launch, "_raw_stream", lambda index: 0)
     monkeypatch.setattr(launch, "_capturing", lambda: False)
     attn.launcher.functions, attn.launcher.ready[-1] = (
-        (standin.forward(attn.spec),),
+        (standin.forward(attn.spec),) * len(attn.plans),
         (standin.DeviceState(-1, 132), 132),
     )
     q, k, v = (torch.randn(1, 40, h, 64).to(BF16).requires_grad_() for h in (4, 2, 2))

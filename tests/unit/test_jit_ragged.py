@@ -250,8 +250,8 @@ def test_backward_launch(attach: Any) -> None:
 
     variant = Variant(
         functions=(launched,), tile_m=(plan_["tile_m"],), tile_n=plan_["tile_n"], cluster=1,
-        workspace=(plan_["workspace_per_tile"],), limits=(), rows=tuple(meta["gradients"]), learned=("shift",),
-        referenced=(), varies=False,
+        workspace=(plan_["workspace_per_tile"],), parts=(0,), limits=(), rows=tuple(meta["gradients"]),
+        learned=("shift",), referenced=(), varies=False,
     )  # fmt: skip
     attention.backward.variants[(True, True, True, True)] = variant
     q, k, v = varlen()
