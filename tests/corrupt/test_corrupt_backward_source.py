@@ -38,7 +38,7 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
         "launches (kernel, programmatic, cluster) [('prepare', True, ",
     ),
     "kernel in line": (
-        "plain", "stream=stream, min_blocks_per_mp=1,\n            use_pdl=True,",
+        "plain", "stream=stream, min_blocks_per_mp=1, use_pdl=True,",
         "stream=stream, min_blocks_per_mp=1,", "('kernel', False, ",
     ),
     "finish not launched": ("plain", "finish(workspace, mdQ", "prepare(workspace, mdQ", "(1, 1, 1)), ('prepare'"),
