@@ -63,7 +63,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "ab7efb4d26c195b234ba98ec0eadc128a46ebfb856443c937fadc10ba0da8463",
-    "body_sha256": "f0c3bf1a5894de1afacb4acb23b792032c231b1d43dfa7646f26f3f5b93a7456",
+    "body_sha256": "2b7ebd4f9b773f044ed36d955bd81a4b8d526c71ce123da7fd4a8f0937cbfb14",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -793,9 +793,13 @@ class AttentionBackward:
         return select(item < p.whole_tiles, item, p.whole_tiles + (item - p.whole_tiles) // p.shares)
 
     def steps_of(self, p, item, count):
-        """Of the `count` steps of a tile's walk, those that are taken: all, or one share's, [first, end)."""
+        """Of the `count` steps of a tile's walk, those that are taken: all, or one share's, [first, end).
+
+        A short walk goes to the first of its shares, `LEAST_SHARE` steps or more each; the others have nothing to do.
+        """
         share = (item - p.whole_tiles) % p.shares
-        first, end = count * share // p.shares, count * (share + 1) // p.shares
+        busy = cutlass.max(cutlass.min(count // LEAST_SHARE, p.shares), 1)
+        first, end = count * cutlass.min(share, busy) // busy, count * cutlass.min(share + 1, busy) // busy
         return select(item < p.whole_tiles, 0, first), select(item < p.whole_tiles, count, end)
 
     def tile_coords(self, tile, p):
@@ -862,32 +866,55 @@ class AttentionBackward:
                     live, _ = self.walk(p, b, h, m_0 + tidx, n_block)
                     count += cute.arch.popc(live)
             skipped, end = self.steps_of(p, tile, count)
-            self.tell(t, rings, j, cutlass.max(end - skipped, 1), tile)
-            at = Int32(0)  # steps of the walk so far, those of other shares, too
-            first = i
-            for h in cutlass.range(h_0, h_0 + p.heads_per_cta, unroll=1):
-                for m_0 in cutlass.range(0, p.m_blocks, 32, unroll=1):
-                    live, full = self.walk(p, b, h, m_0 + tidx, n_block)
-                    found = cute.arch.popc(live)
-                    live = select((at + found > skipped) & (at < end), live, 0)
-                    passed = at + found
-                    while live != 0:
-                        lane = lowest_bit(live)
-                        if (at >= skipped) & (at < end):
-                            self.load_step(p, t, rings, i, m_0 + lane, h, b, ((full >> lane) & 1) ^ 1)
-                            if i == first:
-                                self.load_kv(t, rings, j, n_block, h_0 // p.qhead_per_kvhead, b)
-                            i += 1
-                        live = live & (live - 1)
-                        at += 1
-                    at = passed
-            if i == first:  # one step at least, so that every pipeline turns: its mask drops all pairs
-                self.load_step(p, t, rings, i, Int32(0), h_0, b, Int32(1))
-                self.load_kv(t, rings, j, n_block, h_0 // p.qhead_per_kvhead, b)
-                i += 1
-            j += 1
+            if (tile >= p.whole_tiles) & (skipped == end):  # a step instead might hold pairs
+                self.zero_share(p, t, tile, tidx)
+            else:
+                self.tell(t, rings, j, cutlass.max(end - skipped, 1), tile)
+                i = self.load_steps(p, t, rings, i, j, h_0, b, n_block, skipped, end)
+                j += 1
             tile = self.next_tile(p, tidx)
         self.tell(t, rings, j, Int32(0), Int32(0))
+
+    @cute.jit
+    def load_steps(
+        self, p, t, rings, i: Int32, j: Int32, h_0: Int32, b: Int32, n_block: Int32, skipped: Int32, end: Int32
+    ):
+        """K and V, and steps [skipped, end) of a walk; returns the number of steps so far, of all KV tiles."""
+        tidx, _, _ = cute.arch.thread_idx()
+        at = Int32(0)  # steps of the walk so far, those of other shares, too
+        first = i
+        for h in cutlass.range(h_0, h_0 + p.heads_per_cta, unroll=1):
+            for m_0 in cutlass.range(0, p.m_blocks, 32, unroll=1):
+                live, full = self.walk(p, b, h, m_0 + tidx, n_block)
+                found = cute.arch.popc(live)
+                live = select((at + found > skipped) & (at < end), live, 0)
+                passed = at + found
+                while live != 0:
+                    lane = lowest_bit(live)
+                    if (at >= skipped) & (at < end):
+                        self.load_step(p, t, rings, i, m_0 + lane, h, b, ((full >> lane) & 1) ^ 1)
+                        if i == first:
+                            self.load_kv(t, rings, j, n_block, h_0 // p.qhead_per_kvhead, b)
+                        i += 1
+                    live = live & (live - 1)
+                    at += 1
+                at = passed
+        if i == first:  # nobody sees the tile. One step, so that every pipeline turns: its mask drops all pairs
+            self.load_step(p, t, rings, i, Int32(0), h_0, b, Int32(1))
+            self.load_kv(t, rings, j, n_block, h_0 // p.qhead_per_kvhead, b)
+            i += 1
+        return i
+
+    @cute.jit
+    def zero_share(self, p, t, item: Int32, lane: Int32):
+        """Zeros for dK and dV of a share that has no step: `add_parts` adds all shares of a tile."""
+        number, words = item - p.whole_tiles, self.tile_n * (HEAD_DIM_QK + HEAD_DIM_V) // 8  # eight elements each
+        first, _ = self.parts(p.workspace, p.q_tiles, number + 1)
+        part = cute.make_tensor(first[None, None, number].iterator, cute.make_layout((8, words)))  # dK, behind it dV
+        zeros = cute.make_rmem_tensor(8, ELEMENT)
+        zeros.fill(0.0)
+        for word in cutlass.range(lane, words, 32, unroll=4):
+            cute.autovec_copy(zeros, part[None, word])
 
     @cute.jit
     def next_tile(self, p, lane):

@@ -16,11 +16,18 @@ _SHARES = {
         "shared_tiles": "select(shares > 1, rest, 0)",
         "whole_tiles": "num_tiles - shared_tiles",
     },
-    "steps_of": {"share": "(item - p.whole_tiles) % p.shares"},
+    "steps_of": {
+        "share": "(item - p.whole_tiles) % p.shares",
+        "busy": "cutlass.max(cutlass.min(count // LEAST_SHARE, p.shares), 1)",
+    },
     "add_parts": {"first": "number * shares", "place": "self.tile_coords(whole_tiles + first, p)"},
 }
 #: Method -> a condition: what goes to the parts, and whether anything does.
-_CONDITIONS = {"reduce": "tile < p.whole_tiles", "__call__": "shared_tiles > 0"}
+_CONDITIONS = {
+    "load": "(tile >= p.whole_tiles) & (skipped == end)",
+    "reduce": "tile < p.whole_tiles",
+    "__call__": "shared_tiles > 0",
+}
 
 
 def share_faults(methods: Mapping[str, ast.FunctionDef], plan_set: BackwardPlanSet) -> Iterator[str]:

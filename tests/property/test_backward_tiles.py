@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attngen.emit.backward import emit_backward
+from attngen.ir.backward import LEAST_SHARE
 from attngen.search_backward import plan_backward
 from attngen.syntax import load_spec
 
@@ -27,14 +28,18 @@ SPECS = {
 }
 
 
+#: The loop, and what shares out walks where the plan does.
+SCHEDULE = ("load", "load_steps", "tile_of", "steps_of")
+
+
 @cache
 def methods(name: str) -> str:
     """The source of `load`, and of what shares out walks where the plan does, as functions of the module."""
     plans = plan_backward(load_spec(f"attn 1\nattention a {{\n  {SPECS[name]}\n}}\n"))
     tree = ast.parse(emit_backward(plans).text)
     owner = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "AttentionBackward")
-    found = [n for n in owner.body if isinstance(n, ast.FunctionDef) and n.name in ("load", "tile_of", "steps_of")]
-    assert len(found) == (3 if plans.plans[0].schedule.shares_walks else 1)
+    found = [n for n in owner.body if isinstance(n, ast.FunctionDef) and n.name in SCHEDULE]
+    assert len(found) == (len(SCHEDULE) if plans.plans[0].schedule.shares_walks else 1)
     for method in found:
         method.decorator_list = []
     return ast.unparse(ast.Module(body=found, type_ignores=[]))
@@ -49,6 +54,7 @@ class Cta:
         self.steps: list[int] = []
         self.keys: list[int] = []
         self.places: list[tuple[int, int]] = []
+        self.zeroed: list[int] = []
 
     def next_tile(self, *_: Any) -> int:
         return next(self.tickets)
@@ -59,6 +65,13 @@ class Cta:
     def steps_of(self, p: Any, item: int, count: int) -> tuple[int, int]:
         first, end = self.space["steps_of"](self, p, item, count)
         return first, end
+
+    def load_steps(self, *rest: Any) -> int:
+        i: int = self.space["load_steps"](self, *rest)
+        return i
+
+    def zero_share(self, p: Any, t: Any, item: int, lane: int) -> None:
+        self.zeroed.append(item)
 
     def walk(self, p: Any, b: int, h: int, m_block: int, n_block: int) -> tuple[int, int]:
         """Live query tiles of 32, from the first place on."""
@@ -94,12 +107,20 @@ def test_every_kv_tile_is_taken_once(name: str, data: st.DataObject) -> None:
     whole = kv_tiles - shared
     items = whole + shared * shares
     ctas = min(items, data.draw(st.integers(1, 5)))
-    walks = {n: data.draw(st.integers(0, 4)) for n in range(kv_tiles)}
+    walks = {n: data.draw(st.integers(0, 8)) for n in range(kv_tiles)}
     takers = [data.draw(st.integers(0, ctas - 1)) for _ in range(items)]
+
+    def share_of_walk(item: int) -> list[tuple[int, int]]:
+        tile, share = (item, 0) if item < whole else (whole + (item - whole) // shares, (item - whole) % shares)
+        steps = [(h, m) for h in range(heads) for m in range(walks[tile])]
+        of = 1 if item < whole else max(min(len(steps) // LEAST_SHARE, shares), 1)
+        return steps[len(steps) * share // of : len(steps) * (share + 1) // of] if share < of else []
+
     running = []
     for number in range(ctas):
         space: dict[str, Any] = {
             "Int32": int,
+            "LEAST_SHARE": LEAST_SHARE,
             "select": lambda condition, a, b: a if condition else b,
             "lowest_bit": lambda word: (word & -word).bit_length() - 1,
             "cutlass": SimpleNamespace(
@@ -117,25 +138,25 @@ def test_every_kv_tile_is_taken_once(name: str, data: st.DataObject) -> None:
         exec(source, space)
         cta = Cta([*(n for n, taker in enumerate(takers) if taker == number), items + number], walks, space)
         p = SimpleNamespace(
-            num_tiles=items, heads_per_cta=heads, qhead_per_kvhead=heads, m_blocks=4, whole_tiles=whole, shares=shares
+            num_tiles=items, heads_per_cta=heads, qhead_per_kvhead=heads, m_blocks=8, whole_tiles=whole, shares=shares
         )
         space["load"](cta, p, None, None)
         running.append(cta)
     taken = [tile for cta in running for _, count, tile in cta.told if count > 0]
-    assert sorted(taken) == list(range(items))
+    idle = [item for cta in running for item in cta.zeroed]
+    assert sorted(taken + idle) == list(range(items))
     for cta in running:
         assert [j for j, _, _ in cta.told] == list(range(len(cta.told))), "stages and phases of walks follow from j"
         *told, last = cta.told
         assert last[1] == 0, "the others learn that there is no tile"
         at = 0
         for _, count, item in told:
-            number, share = divmod(max(item - whole, 0), shares)
-            tile, of = (item, 1) if item < whole else (whole + number, shares)
-            walk = [(h, m) for h in range(heads) for m in range(walks[tile])]
-            mine = walk[len(walk) * share // of : len(walk) * (share + 1) // of] or [(0, 0)]
-            assert count == len(mine), "one step at least, so that every pipeline turns"
-            assert sorted(cta.places[at : at + count]) == mine
+            walk = share_of_walk(item)
+            assert count == max(len(walk), 1), "one step at least, so that every pipeline turns"
+            assert sorted(cta.places[at : at + count]) == (walk or [(0, 0)])
             at += count
         assert cta.keys == [n if n < whole else whole + (n - whole) // shares for _, _, n in told]
         assert [tile for _, _, tile in told] == sorted(tile for _, _, tile in told)
         assert cta.steps == list(range(at))
+        assert all(item >= whole and not share_of_walk(item) for item in cta.zeroed), "a share without a step, no other"
+        assert all(item < whole or share_of_walk(item) for _, _, item in told), "a share's only step would hold pairs"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from ptxcheck.compile import compile_spec
-from test_gallery import SMALL, SPECS, verify
+from test_gallery import RAGGED, SMALL, SPECS, verify
 
 from attngen.cli.numeric import self_attention
 from attngen.ir.spec import AttentionSpec
@@ -52,4 +52,4 @@ def test_params(name: str) -> None:
 
 def test_small_values_are_of_params_that_exist() -> None:
     for name, given in SMALL.items():
-        assert set(given) <= {p.name for p in SPECS[name].params}
+        assert set(given) <= {p.name for p in {**SPECS, **RAGGED}[name].params}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attngen.emit.backward import emit_backward
-from attngen.ir.backward import BackwardPlanSet
+from attngen.ir.backward import LEAST_SHARE, BackwardPlanSet
 from attngen.passes.backward.order import KvOrder, kv_walks, makespan, plan_order
 from attngen.passes.mask_form import mask_form
 from attngen.ref.interp_backward import launch_order
@@ -137,9 +137,7 @@ def test_walks_are_shared_where_they_are_even(
         (5, 4, 7, (5, 1)),
     ],
 )
-def test_tiles_of_a_short_wave_are_shared(
-    kv_tiles: int, workers: int, steps: int, expected: tuple[int, int]
-) -> None:
+def test_tiles_of_a_short_wave_are_shared(kv_tiles: int, workers: int, steps: int, expected: tuple[int, int]) -> None:
     schedule = planned("").plans[0].schedule
     assert schedule.shared(kv_tiles, workers, steps) == expected
     assert schedule.replace(shares_walks=False).shared(kv_tiles, workers, steps) == (kv_tiles, 1)
@@ -264,6 +262,7 @@ def methods(plans: BackwardPlanSet, *names: str, grid: int = 1) -> dict[str, Any
         "cute": SimpleNamespace(ceil_div=lambda a, b: -(-a // b), arch=SimpleNamespace(grid_dim=lambda: (grid, 1, 1))),
         "select": lambda c, a, b: a if c else b,
         "Int32": int,
+        "LEAST_SHARE": LEAST_SHARE,
     }
     exec(compile(ast.Module(body, []), "<emitted>", "exec"), space)
     return {n.name: space[n.name] for n in body}
