@@ -56,7 +56,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "5a31e5309c94fe1ff6a6a4363a59dfa48706a3e9b0f254f9d409909ca7c8bff2",
-    "body_sha256": "fee873f7f814798f38f7157dce1bc0d638460a055e32df61704502ebf88df1b3",
+    "body_sha256": "43d1702afe1f7419c6d2e7d607a6aadda3eb28b85524e0a3d180f797f4f9efae",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -104,7 +104,6 @@ class TilePlan:
     kv_stages: int  # stages of K in shared memory, and as many of V
     producer_registers: int  # setmaxnreg of the producer's warpgroup
     consumer_registers: int  # setmaxnreg of a consumer
-    l2_group_bytes: int  # heads walk their row tiles together while their K and V fit; 0: one head after the other
 
 
 PLANS = (
@@ -114,7 +113,6 @@ PLANS = (
         kv_stages=2,
         producer_registers=24,
         consumer_registers=240,
-        l2_group_bytes=0,
     ),
 )
 LIMITS = ()  # PLANS[i] serves max(seqlen_q, seqlen_kv) <= LIMITS[i], the last plan everything longer
@@ -340,15 +338,14 @@ class AttentionForward:
 
         self.shared_storage = SharedStorage
 
-        # ---- schedule: grid, and how many heads walk their row tiles together ----
+        # ---- schedule: grid ----
         m_blocks = cute.ceil_div(cute.size(mQ, mode=[0]), self.tile_m)
         heads = cute.size(mQ, mode=[2]) * cute.size(mQ, mode=[3])
-        group_heads = Int32(1)
         kernel = self.kernel
         kernel.set_name_prefix(ATTN_META["kernel_id"], remove_cutlass_symbol=True, keep_mangled_name=False)
         kernel(
             tma_q, tma_mQ, tma_k, tma_mK, tma_v, tma_mV, tma_o, tma_mO, lse, tile_counter, mma_qk, mma_pv,
-            layout_q, layout_k, layout_v, layout_o, softmax_scale, m_blocks, group_heads,
+            layout_q, layout_k, layout_v, layout_o, softmax_scale, m_blocks,
             cap,
             keys,
         ).launch(
@@ -391,7 +388,6 @@ class AttentionForward:
         layout_o: cute.ComposedLayout,
         softmax_scale: Float32,
         m_blocks: Int32,
-        group_heads: Int32,
         cap: Float32,
         keys: Int32,
     ):
@@ -411,7 +407,6 @@ class AttentionForward:
             m_blocks=m_blocks,
             n_blocks=cute.ceil_div(seqlen_kv, self.tile_n),
             num_tiles=m_blocks * heads_q * batch,
-            group_heads=group_heads,
             softmax_scale=softmax_scale,
             mLSE=mLSE,
             cap=cap,
@@ -468,12 +463,8 @@ class AttentionForward:
 
     def tile_coords(self, tile, p):
         """Tile number -> (m_block, head, batch). Head by head, last rows first."""
-        per_group = p.group_heads * p.m_blocks
-        group = tile // per_group
-        rest = tile - group * per_group
-        heads = cutlass.min(p.group_heads, p.heads_q * p.batch - group * p.group_heads)
-        row = rest // heads
-        head_batch = group * p.group_heads + (rest - row * heads)
+        head_batch = tile // p.m_blocks
+        row = tile - head_batch * p.m_blocks
         batch = head_batch // p.heads_q
         return p.m_blocks - 1 - row, head_batch - batch * p.heads_q, batch
 

@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0903924f07108d85fb9619611fb53d9f68161226a764665a96de6a84560fea71",
-    "body_sha256": "68937bb82e500004e47133e2225069fa8db29ce2ed1d3b7062324b257e61d1eb",
+    "body_sha256": "bad094eefe3abf00cec37b85350805410a3dfcdd64ed56cc3718a98d1b45ac26",
     "layout": "varlen",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -110,7 +110,6 @@ class TilePlan:
     kv_stages: int  # stages of K in shared memory, and as many of V
     producer_registers: int  # setmaxnreg of the producer's warpgroup
     consumer_registers: int  # setmaxnreg of a consumer
-    l2_group_bytes: int  # heads walk their row tiles together while their K and V fit; 0: one head after the other
 
 
 PLANS = (
@@ -120,7 +119,6 @@ PLANS = (
         kv_stages=6,
         producer_registers=24,
         consumer_registers=112,
-        l2_group_bytes=0,
     ),
     TilePlan(
         warpgroups=3,
@@ -128,7 +126,6 @@ PLANS = (
         kv_stages=3,
         producer_registers=32,
         consumer_registers=160,
-        l2_group_bytes=0,
     ),
 )
 LIMITS = (2048,)  # PLANS[i] serves max(seqlen_q, seqlen_kv) <= LIMITS[i], the last plan everything longer
@@ -578,16 +575,12 @@ class AttentionForward:
         b = p.seq_order[p.sequences + 1 + rank]
         start_q, rows_q, seqlen_q, start_kv, seqlen_kv = self.extents(p, b)
         m_blocks = cute.ceil_div(rows_q, self.tile_m)
-        group_heads = Int32(1)
-        per_group = group_heads * m_blocks
         rest = tile - p.seq_order[rank] * p.heads_q
-        group = rest // per_group
-        rest = rest - group * per_group
-        heads = cutlass.min(group_heads, p.heads_q - group * group_heads)
-        row = rest // heads
+        h = rest // m_blocks
+        row = rest - h * m_blocks
         m_block = m_blocks - 1 - row
         seqlen_kv = select(m_block * self.tile_m < seqlen_q, seqlen_kv, 0)  # rows that do not exist see no key
-        return m_block, group * group_heads + (rest - row * heads), b, start_q, rows_q, seqlen_q, start_kv, seqlen_kv
+        return m_block, h, b, start_q, rows_q, seqlen_q, start_kv, seqlen_kv
 
     def sequence(self, p, told):
         """The problem as one row tile sees it: lengths and tensors of its sequence alone, and its `place` there."""

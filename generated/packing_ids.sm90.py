@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "47e4a10b4b007945faaa09f4b2e8b0406eba0d405cc5d8f60192abe6f66e51e6",
-    "body_sha256": "642486adea277768066e73f0efa729ec4dd20e184a4dbc46cc566762f39e51f4",
+    "body_sha256": "2a3b4e241264c9c8ff6daa98b5a890bf2c01050926bbc4909e45def2ca011dd0",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -110,7 +110,6 @@ class TilePlan:
     kv_stages: int  # stages of K in shared memory, and as many of V
     producer_registers: int  # setmaxnreg of the producer's warpgroup
     consumer_registers: int  # setmaxnreg of a consumer
-    l2_group_bytes: int  # heads walk their row tiles together while their K and V fit; 0: one head after the other
 
 
 PLANS = (
@@ -120,7 +119,6 @@ PLANS = (
         kv_stages=2,
         producer_registers=24,
         consumer_registers=240,
-        l2_group_bytes=0,
     ),
     TilePlan(
         warpgroups=3,
@@ -128,7 +126,6 @@ PLANS = (
         kv_stages=3,
         producer_registers=32,
         consumer_registers=160,
-        l2_group_bytes=0,
     ),
 )
 LIMITS = (1024,)  # PLANS[i] serves max(seqlen_q, seqlen_kv) <= LIMITS[i], the last plan everything longer
@@ -375,15 +372,14 @@ class AttentionForward:
             ).launch(
                 grid=[cute.ceil_div(positions, TABLE_THREADS), 1, 1], block=[TABLE_THREADS, 1, 1], stream=stream
             )
-        # ---- schedule: grid, and how many heads walk their row tiles together ----
+        # ---- schedule: grid ----
         m_blocks = cute.ceil_div(cute.size(mQ, mode=[0]), self.tile_m)
         heads = cute.size(mQ, mode=[2]) * cute.size(mQ, mode=[3])
-        group_heads = Int32(1)
         kernel = self.kernel
         kernel.set_name_prefix(ATTN_META["kernel_id"], remove_cutlass_symbol=True, keep_mangled_name=False)
         kernel(
             tma_q, tma_mQ, tma_k, tma_mK, tma_v, tma_mV, tma_o, tma_mO, lse, tile_counter, mma_qk, mma_pv,
-            layout_q, layout_k, layout_v, layout_o, softmax_scale, m_blocks, group_heads,
+            layout_q, layout_k, layout_v, layout_o, softmax_scale, m_blocks,
             doc,
             doc_first,
         ).launch(
@@ -427,7 +423,6 @@ class AttentionForward:
         layout_o: cute.ComposedLayout,
         softmax_scale: Float32,
         m_blocks: Int32,
-        group_heads: Int32,
         doc: cute.Tensor,
         doc_first: cute.Tensor,
     ):
@@ -447,7 +442,6 @@ class AttentionForward:
             m_blocks=m_blocks,
             n_blocks=cute.ceil_div(seqlen_kv, self.tile_n),
             num_tiles=m_blocks * heads_q * batch,
-            group_heads=group_heads,
             softmax_scale=softmax_scale,
             mLSE=mLSE,
             doc=doc,
@@ -576,12 +570,8 @@ class AttentionForward:
 
     def tile_coords(self, tile, p):
         """Tile number -> (m_block, head, batch). Head by head, last rows first."""
-        per_group = p.group_heads * p.m_blocks
-        group = tile // per_group
-        rest = tile - group * per_group
-        heads = cutlass.min(p.group_heads, p.heads_q * p.batch - group * p.group_heads)
-        row = rest // heads
-        head_batch = group * p.group_heads + (rest - row * heads)
+        head_batch = tile // p.m_blocks
+        row = tile - head_batch * p.m_blocks
         batch = head_batch // p.heads_q
         return p.m_blocks - 1 - row, head_batch - batch * p.heads_q, batch
 

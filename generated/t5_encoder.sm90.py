@@ -56,7 +56,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "179838e7cb9806fd20cbf4f7252479be82434b832a2eefb06081956d66fe9a56",
-    "body_sha256": "17fc2b5d35025926c354823d5edc745a81b587572784c983065151d8b241d771",
+    "body_sha256": "a91c43c851952f62fb39ad12bbd2e035bc01c202edcea7e751bd6e93aa5521aa",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -103,7 +103,6 @@ class TilePlan:
     kv_stages: int  # stages of K in shared memory, and as many of V
     producer_registers: int  # setmaxnreg of the producer's warpgroup
     consumer_registers: int  # setmaxnreg of a consumer
-    l2_group_bytes: int  # heads walk their row tiles together while their K and V fit; 0: one head after the other
 
 
 PLANS = (
@@ -113,7 +112,6 @@ PLANS = (
         kv_stages=4,
         producer_registers=32,
         consumer_registers=160,
-        l2_group_bytes=0,
     ),
 )
 LIMITS = ()  # PLANS[i] serves max(seqlen_q, seqlen_kv) <= LIMITS[i], the last plan everything longer
@@ -349,15 +347,14 @@ class AttentionForward:
 
         self.shared_storage = SharedStorage
 
-        # ---- schedule: grid, and how many heads walk their row tiles together ----
+        # ---- schedule: grid ----
         m_blocks = cute.ceil_div(cute.size(mQ, mode=[0]), self.tile_m)
         heads = cute.size(mQ, mode=[2]) * cute.size(mQ, mode=[3])
-        group_heads = Int32(1)
         kernel = self.kernel
         kernel.set_name_prefix(ATTN_META["kernel_id"], remove_cutlass_symbol=True, keep_mangled_name=False)
         kernel(
             tma_q, tma_mQ, tma_k, tma_mK, tma_v, tma_mV, tma_o, tma_mO, lse, tile_counter, mma_qk, mma_pv,
-            layout_q, layout_k, layout_v, layout_o, softmax_scale, m_blocks, group_heads,
+            layout_q, layout_k, layout_v, layout_o, softmax_scale, m_blocks,
             table,
         ).launch(
             grid=[cutlass.min(m_blocks * heads, workers), 1, 1],
@@ -399,7 +396,6 @@ class AttentionForward:
         layout_o: cute.ComposedLayout,
         softmax_scale: Float32,
         m_blocks: Int32,
-        group_heads: Int32,
         table: cute.Tensor,
     ):
         """Place the buffers, initialise the mbarriers, send every warp to its role."""
@@ -418,7 +414,6 @@ class AttentionForward:
             m_blocks=m_blocks,
             n_blocks=cute.ceil_div(seqlen_kv, self.tile_n),
             num_tiles=m_blocks * heads_q * batch,
-            group_heads=group_heads,
             softmax_scale=softmax_scale,
             mLSE=mLSE,
             table=table,
@@ -472,12 +467,8 @@ class AttentionForward:
 
     def tile_coords(self, tile, p):
         """Tile number -> (m_block, head, batch). Head by head, last rows first."""
-        per_group = p.group_heads * p.m_blocks
-        group = tile // per_group
-        rest = tile - group * per_group
-        heads = cutlass.min(p.group_heads, p.heads_q * p.batch - group * p.group_heads)
-        row = rest // heads
-        head_batch = group * p.group_heads + (rest - row * heads)
+        head_batch = tile // p.m_blocks
+        row = tile - head_batch * p.m_blocks
         batch = head_batch // p.heads_q
         return p.m_blocks - 1 - row, head_batch - batch * p.heads_q, batch
 

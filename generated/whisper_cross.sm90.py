@@ -54,7 +54,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "bb68f6b9f42d904cab2ede1e68b354627933ba294dd4cd0fb119dc23981e5d54",
-    "body_sha256": "a3070df5b103afc4d7cb4165a3391be2b04f8ca738e0199c938261893facbdc6",
+    "body_sha256": "0fbaee2ef429a136c734d7d07317fea57c9d1442eb168c810f53253147a1801b",
     "layout": "bhsd",
     "dtype": "fp16",
     "out_dtype": "fp16",
@@ -100,7 +100,6 @@ class TilePlan:
     kv_stages: int  # stages of K in shared memory, and as many of V
     producer_registers: int  # setmaxnreg of the producer's warpgroup
     consumer_registers: int  # setmaxnreg of a consumer
-    l2_group_bytes: int  # heads walk their row tiles together while their K and V fit; 0: one head after the other
 
 
 PLANS = (
@@ -110,7 +109,6 @@ PLANS = (
         kv_stages=6,
         producer_registers=24,
         consumer_registers=112,
-        l2_group_bytes=0,
     ),
     TilePlan(
         warpgroups=3,
@@ -118,7 +116,6 @@ PLANS = (
         kv_stages=3,
         producer_registers=32,
         consumer_registers=160,
-        l2_group_bytes=0,
     ),
 )
 LIMITS = (2048,)  # PLANS[i] serves max(seqlen_q, seqlen_kv) <= LIMITS[i], the last plan everything longer
@@ -333,15 +330,14 @@ class AttentionForward:
 
         self.shared_storage = SharedStorage
 
-        # ---- schedule: grid, and how many heads walk their row tiles together ----
+        # ---- schedule: grid ----
         m_blocks = cute.ceil_div(cute.size(mQ, mode=[0]), self.tile_m)
         heads = cute.size(mQ, mode=[2]) * cute.size(mQ, mode=[3])
-        group_heads = Int32(1)
         kernel = self.kernel
         kernel.set_name_prefix(ATTN_META["kernel_id"], remove_cutlass_symbol=True, keep_mangled_name=False)
         kernel(
             tma_q, tma_mQ, tma_k, tma_mK, tma_v, tma_mV, tma_o, tma_mO, lse, tile_counter, mma_qk, mma_pv,
-            layout_q, layout_k, layout_v, layout_o, softmax_scale, m_blocks, group_heads,
+            layout_q, layout_k, layout_v, layout_o, softmax_scale, m_blocks,
         ).launch(
             grid=[cutlass.min(m_blocks * heads, workers), 1, 1],
             block=[self.threads, 1, 1],
@@ -382,7 +378,6 @@ class AttentionForward:
         layout_o: cute.ComposedLayout,
         softmax_scale: Float32,
         m_blocks: Int32,
-        group_heads: Int32,
     ):
         """Place the buffers, initialise the mbarriers, send every warp to its role."""
         tidx, _, _ = cute.arch.thread_idx()
@@ -400,7 +395,6 @@ class AttentionForward:
             m_blocks=m_blocks,
             n_blocks=cute.ceil_div(seqlen_kv, self.tile_n),
             num_tiles=m_blocks * heads_q * batch,
-            group_heads=group_heads,
             softmax_scale=softmax_scale,
             mLSE=mLSE,
         )
@@ -452,12 +446,8 @@ class AttentionForward:
 
     def tile_coords(self, tile, p):
         """Tile number -> (m_block, head, batch). Head by head, last rows first."""
-        per_group = p.group_heads * p.m_blocks
-        group = tile // per_group
-        rest = tile - group * per_group
-        heads = cutlass.min(p.group_heads, p.heads_q * p.batch - group * p.group_heads)
-        row = rest // heads
-        head_batch = group * p.group_heads + (rest - row * heads)
+        head_batch = tile // p.m_blocks
+        row = tile - head_batch * p.m_blocks
         batch = head_batch // p.heads_q
         return p.m_blocks - 1 - row, head_batch - batch * p.heads_q, batch
 

@@ -265,11 +265,6 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
     more = further_outputs(spec, common["shape_o"], common["shape_lse"], stages_o)
     softmax, saves_o = common["has_softmax"], any(o.name == "saves_o" for o in more)
     last = (*build_arguments(common["mask"].is_map, common["has_tables"]), *(o.name for o in more))
-    order = (
-        "Longest row tiles first, heads of a group side by side."
-        if first.schedule.order == "lpt"
-        else "Head by head, last rows first."
-    )
     return KernelView(
         **common,
         docstring=docstring(plan_set, kernel_id),
@@ -311,12 +306,27 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         o_in_q_buffer=in_q,
         q_empty_arrivals=1 if in_q else 4,
         q_empty_note="the warp that stores O" if in_q else "the warps of the warpgroup",
-        has_groups=any(p.schedule.l2_group_bytes for p in plan_set.plans),
-        least_heads=GROUP_HEADS,
-        order_note=order,
+        **_order(plan_set, spec.layout.is_ragged),
         pack=_pack(first.schedule.pack),
         **_ragged(spec, stages_o),
     )
+
+
+def _order(plan_set: PlanSet, is_ragged: bool) -> dict[str, Any]:
+    """The fields about the order of row tiles: plans walk groups of heads, or head by head, or some do either."""
+    grouped = [p.schedule.l2_group_bytes > 0 for p in plan_set.plans]
+    mixed = any(grouped) and not all(grouped)
+    note = "Head by head, last rows first."
+    if any(grouped):
+        note = f"Longest row tiles first, heads of a group{' (or one)' * mixed} side by side."
+    walk = "m_blocks, group_heads" if any(grouped) else "m_blocks"
+    return {
+        "has_groups": any(grouped),
+        "mixes_orders": mixed,
+        "least_heads": GROUP_HEADS,
+        "order_note": note,
+        "walk_arguments": "seq_order" if is_ragged else walk,
+    }
 
 
 def _pack(group: int) -> PackView:
@@ -367,7 +377,6 @@ def _ragged(spec: AttentionSpec, stages_o: bool) -> dict[str, Any]:
     varlen, ragged = spec.layout is Layout.VARLEN, spec.layout.is_ragged
     rows = [n for n, on in (("mLSE", spec.normalizer is Normalizer.SOFTMAX), ("max_logit", spec.max_logit)) if on]
     return {
-        "walk_arguments": "seq_order" if ragged else "m_blocks, group_heads",
         "stored_o": "self.ragged(self.heads_last(o))" if stages_o else "self.heads_last(o)",
         "packed_rows": tuple(RowResult(n) for n in rows) if varlen else (),
         "rows_to_write": "w.p.rows_q" if ragged else "w.p.seqlen_q",

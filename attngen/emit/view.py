@@ -292,6 +292,7 @@ class KernelView(CommonView):
     q_empty_arrivals: int
     q_empty_note: str
     has_groups: bool
+    mixes_orders: bool
     least_heads: int
     order_note: str
     pack: PackView

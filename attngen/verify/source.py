@@ -182,6 +182,7 @@ def _numbers(tree: ast.Module, plan_set: PlanSet) -> Iterator[str]:
     calls = [n for n in ast.walk(values["PLANS"]) if isinstance(n, ast.Call)] if "PLANS" in values else []
     if len(calls) != len(plan_set.plans):
         yield f"PLANS has {len(calls)} entries, the plan {len(plan_set.plans)}"
+    groups = any(p.schedule.l2_group_bytes for p in plan_set.plans)
     for i, (call, p) in enumerate(zip(calls, plan_set.plans, strict=False)):
         stated = {k.arg or "**": _literal(k.value) for k in call.keywords}
         planned = {
@@ -190,7 +191,7 @@ def _numbers(tree: ast.Module, plan_set: PlanSet) -> Iterator[str]:
             "kv_stages": p.memory.kv_stages,
             "producer_registers": p.schedule.roles[0].registers,
             "consumer_registers": p.schedule.roles[-1].registers,
-            "l2_group_bytes": p.schedule.l2_group_bytes,
+            **({"l2_group_bytes": p.schedule.l2_group_bytes} if groups else {}),
         }
         for field in sorted(stated.keys() | planned.keys()):
             if stated.get(field) != planned.get(field):
