@@ -20,8 +20,8 @@ from attngen.emit.backward import emit_backward
 from attngen.emit.backward import meta_of as backward_meta
 from attngen.emit.env import tidy
 from attngen.emit.header import escaped
+from attngen.emit.literal import literal
 from attngen.emit.module import emit, meta_of, sealed
-from attngen.emit.spell import literal
 from attngen.ir.backward import BackwardPlanSet
 from attngen.ir.plan import PlanSet
 from attngen.source import KernelSource, parse_python

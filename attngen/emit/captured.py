@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attngen.emit.exprs import CutePrinter, dim_name, safe_name
-from attngen.emit.spell import ARGS, TENSOR_TYPES, TORCH_TYPES, TOTALS, packed_axes
-from attngen.emit.straight import fold, straight_line
-from attngen.emit.view import Gain, Index, Output, Packed, PackedSum
+from attngen.emit.exprs import CutePrinter, safe_name
+from attngen.emit.spell import TENSOR_TYPES, TORCH_TYPES, TOTALS, extents, packed_axes
+from attngen.emit.straight import ARGS, fold, straight_line
+from attngen.emit.view import Output, Packed
+from attngen.emit.view_backward import Gain, Index, PackedSum
 from attngen.ir.backward import BackwardPlanSet
 from attngen.ir.gradient import OF_ROWS, Contribution, GradientKind
 from attngen.ir.spec import AttentionSpec
@@ -91,26 +92,18 @@ def _times(factor: str, is_finite: bool) -> str:
 def _output(name: str, c: Contribution, spec: AttentionSpec) -> Output:
     varlen = spec.layout is Layout.VARLEN
     if c.kind is GradientKind.ELEMENT:
-        known = {"head_dim": str(spec.head_dim_qk), "head_dim_v": str(spec.head_dim_v), **(TOTALS if varlen else {})}
-        dims = spec.tensor(c.tensor).dims
-        shape = [str(d) if isinstance(d, int) else known.get(d, d if d in _KNOWN else dim_name(d)) for d in dims] or [
-            "1"
-        ]
-        axes = "".join(f", {x}" for x in shape)
+        shape = ", ".join(extents(spec, spec.tensor(c.tensor)))
         position = len(spec.params) + [t.name for t in spec.inputs].index(c.tensor)
         return Output(
-            name, fold(f"plain_tensor(Float32{axes})"), f"torch.zeros_like(extra[{position}], dtype=torch.float32)"
+            name, fold(f"plain_tensor(Float32, {shape})"), f"torch.zeros_like(extra[{position}], dtype=torch.float32)"
         )
     if c.kind is GradientKind.OUTPUT:
         kind = spec.tensor(c.tensor).dtype
         make = f"torch.empty_like(o, dtype={TORCH_TYPES[kind]})"
         return Output(name, f"row_tensor({TENSOR_TYPES[kind]}, *shape_o)", make)
     last = _COLUMNS if c.kind is GradientKind.COLUMN else _ROWS
-    extents = f"{last[1]}, {TOTALS[last[2]]}" if varlen else ", ".join(last)
+    shape = f"{last[1]}, {TOTALS[last[2]]}" if varlen else ", ".join(last)
     made = f"k.shape[{2 if spec.layout is Layout.BHSD else 0 if varlen else 1}]"
     made = f"heads_q, {made}" if varlen else f"batch, heads_q, {made}"
     make = f"lse.new_zeros(({made}))" if c.kind is GradientKind.COLUMN else "torch.zeros_like(lse)"
-    return Output(name, f"plain_tensor(Float32, {extents})", make)
-
-
-_KNOWN = frozenset(("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv"))
+    return Output(name, f"plain_tensor(Float32, {shape})", make)

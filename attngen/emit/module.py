@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from attngen.emit.env import environment, tidy
-from attngen.emit.spell import kernel_view
+from attngen.emit.spell_forward import kernel_view
 from attngen.ir.expr import Const
 from attngen.ir.plan import KernelPlan, PlanSet
 from attngen.ir.spec import AttentionSpec

@@ -7,9 +7,10 @@ from typing import Any
 from attngen.emit.captured import output_names
 from attngen.emit.exprs import CutePrinter
 from attngen.emit.header import clipped, spelled
-from attngen.emit.spell import ARGS, TENSOR_TYPES
-from attngen.emit.straight import straight_line
-from attngen.emit.view import Formula, Output, OutputGain
+from attngen.emit.spell import TENSOR_TYPES
+from attngen.emit.straight import ARGS, straight_line
+from attngen.emit.view import Formula, Output
+from attngen.emit.view_backward import OutputGain
 from attngen.ir.backward import BackwardPlanSet
 from attngen.ir.gradient import GradientKind
 from attngen.ir.types import Normalizer

@@ -1,15 +1,17 @@
-"""A BackwardPlanSet spelled for the templates: the BackwardView of `view`."""
+"""A BackwardPlanSet spelled for the templates: the BackwardView of `view_backward`."""
 
 from __future__ import annotations
 
 from attngen.emit.captured import spell_captured
 from attngen.emit.exprs import CutePrinter
 from attngen.emit.header import backward_docstring, clipped, spelled
+from attngen.emit.literal import literal
 from attngen.emit.rows import DO_PRE, spell_rows
-from attngen.emit.spell import ARGS, call_text, common_fields, formula, literal, uses
-from attngen.emit.straight import straight_line
+from attngen.emit.spell import call_text, common_fields, formula, uses
+from attngen.emit.straight import ARGS, straight_line
 from attngen.emit.tables import build_arguments
-from attngen.emit.view import BackwardTile, BackwardView, Formula
+from attngen.emit.view import Formula
+from attngen.emit.view_backward import BackwardTile, BackwardView
 from attngen.emit.weights import backward_fields
 from attngen.ir.backward import LEAST_SHARE, BackwardPlan, BackwardPlanSet
 from attngen.passes.backward.memory import COUNTER_WORDS

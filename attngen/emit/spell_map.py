@@ -5,7 +5,8 @@ from __future__ import annotations
 from attngen.emit.exprs import CutePrinter, bindings, part_name, safe_name
 from attngen.emit.header import clipped, spelled
 from attngen.emit.straight import WIDTH, straight_line
-from attngen.emit.view import Argument, MapView
+from attngen.emit.view import Argument
+from attngen.emit.view_mask import MapView
 from attngen.ir.expr import Expr
 from attngen.ir.tile_map import LoadRange, TileMap
 from attngen.passes.tile_test import KNOWN, LEAST, MOST

@@ -18,6 +18,13 @@ WIDTH = 84
 SHARED_NODES = 5
 #: Functions that cost a trip through the special-function unit: named whenever they repeat.
 _COSTLY = frozenset(("exp", "log", "log2", "sqrt", "tanh", "sigmoid", "softplus", "div"))
+#: Atoms that stand as arguments, by the kind of method that an expression is printed in.
+ARGS = {
+    "bounds": frozenset({"b", "h", "q_lo", "q_hi"}),
+    "row": frozenset({"b", "h", "q_idx"}),
+    "pair": frozenset({"b", "h", "q_idx", "kv_idx", "s"}),
+    "output": frozenset({"o", "b", "h", "q_idx", "d"}),
+}
 
 
 def _size(e: Expr) -> int:

@@ -225,7 +225,7 @@ def guarded(bound: Expr, facts: Facts) -> Expr:
     Only where it lies in [0, seqlen_kv) does a bound matter. A kernel subtracts a column from it, so its least value
     keeps LENGTH_LIMIT from the end of an int32. A sum R ± p with one param or element p that may leave that range gets
     p limited to ±2**30, provided R + 2**30 >= seqlen_kv and R - 2**30 <= 0: there the bound is already past its end.
-    A bound that is p alone is left to who subtracts from it (`emit.spell`).
+    A bound that is p alone is left to who subtracts from it (`emit.spell_mask`).
     With several unlimited params a sum that overflows at the element (`kv_idx + offset`) is the caller's fault; their
     difference wraps back to the right value.
     """

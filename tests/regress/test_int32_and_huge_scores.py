@@ -7,7 +7,7 @@ import torch
 from builders import CAUSAL, FIRST, FLAG_K, QP, START, K, Q, S, f, param, positions, spec
 
 from attngen.api import compile
-from attngen.emit.spell import _row_clause
+from attngen.emit.spell_mask import _row_clause
 from attngen.ir.expr import Apply, Const, Load
 from attngen.ir.functions import FUNCTIONS
 from attngen.ir.spec import ParamDecl

@@ -12,15 +12,17 @@ from pathlib import Path
 import jinja2.nodes as jn
 import pytest
 
-from attngen.emit import score, selfcheck, tables, view
+from attngen.emit import score, selfcheck, tables, view, view_backward, view_forward, view_mask
 from attngen.emit.env import environment, tidy
-from attngen.emit.view import BackwardView, CommonView, KernelView
+from attngen.emit.view import CommonView
+from attngen.emit.view_backward import BackwardView
+from attngen.emit.view_forward import KernelView
 
 ROOT = Path(__file__).resolve().parents[2] / "templates"
 FILES = sorted(ROOT.rglob("*.jinja"))
 VIEWS = {
     cls
-    for module in (view, score, selfcheck, tables)
+    for module in (view, view_mask, view_forward, view_backward, score, selfcheck, tables)
     for cls in vars(module).values()
     if isinstance(cls, type) and dataclasses.is_dataclass(cls) and cls.__module__ == module.__name__
 }

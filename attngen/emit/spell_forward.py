@@ -1,0 +1,165 @@
+"""A PlanSet spelled for the templates: the KernelView of `view_forward`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attngen.emit.exprs import CutePrinter
+from attngen.emit.header import clipped, docstring, spelled, sum_text
+from attngen.emit.literal import literal
+from attngen.emit.score import NO_SCORE, spell_score
+from attngen.emit.spell import call_text, common_fields, formula, uses
+from attngen.emit.tables import build_arguments
+from attngen.emit.view import Formula, Output
+from attngen.emit.view_forward import KernelView, PackView, PlanView, RowResult
+from attngen.ir.expr import Atom
+from attngen.ir.plan import KernelPlan, PlanSet, Rescale
+from attngen.ir.spec import AttentionSpec
+from attngen.ir.types import DType, Layout, Normalizer
+from attngen.passes.epilogue import further_names
+from attngen.passes.schedule import GROUP_HEADS
+
+#: References below this are none: `score * log2(e) - reference` would be off by more than P and its sum hold.
+_LOWEST = {DType.BF16: "-(2.0**31)", DType.FP16: "-(2.0**27)"}
+_FORWARD = ("q", "k", "v", "o", "lse", "tile_counter", "softmax_scale", "workers")
+
+
+def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> KernelView:
+    """Spell a PlanSet for the templates."""
+    spec, first = plan_set.spec, plan_set.plans[0]
+    c = first.compute
+    printer = CutePrinter()
+    common = common_fields(plan_set, printer, c, first.mask)
+    has_sink, has_epilogue = spec.sink is not None, not isinstance(spec.epilogue, Atom)
+    score = Formula(clipped(spelled(spec.score)), "", ()) if c.has_score else Formula("", "", ())
+    split = (
+        spell_score(printer, plan_set.score, whole=not common["has_softmax"])
+        if plan_set.score is not None
+        else NO_SCORE
+    )
+    sink = formula(printer, spec.sink, "row")
+    epilogue = formula(printer, spec.epilogue, "output") if has_epilogue else Formula("", "", ())
+    in_q, stages_o = first.memory.o_in_q, first.memory.stages_o
+    more = further_outputs(spec, common["shape_o"], common["shape_lse"], stages_o)
+    softmax, saves_o = common["has_softmax"], any(o.name == "saves_o" for o in more)
+    last = (*build_arguments(common["mask"].is_map, common["has_tables"]), *(o.name for o in more))
+    return KernelView(
+        **common,
+        docstring=docstring(plan_set, kernel_id),
+        summary=f"O = {sum_text(spec)}(score(scale * Q K^T), kept where the mask holds) V for {plan_set.target}.",
+        meta=literal(meta),
+        call=call_text(
+            (*_FORWARD, *(["seq_order"] * spec.layout.is_ragged)),
+            common["arguments"],
+            last,
+        ),
+        outputs=more,
+        has_outputs=bool(more),
+        has_max_logit=spec.max_logit,
+        holds_values=first.mask.test == "limits" or split.has_held,
+        top_units="LN2" if softmax else "1.0" if c.has_score else "p.softmax_scale",
+        reduces_rows=softmax or spec.max_logit,
+        stages_o=stages_o,
+        frees_q_early=not in_q,
+        saves_o=saves_o,
+        writes_rows=saves_o or not stages_o,
+        columns_of_eight=c.head_dim_v // 8,
+        tma_atoms="tma_q, tma_k, tma_v" + (", tma_o" if stages_o else ""),
+        is_differentiated=False,
+        lowest=_LOWEST[c.dtype],
+        plans=tuple(_plan_view(p) for p in plan_set.plans),
+        uses=uses(printer),
+        score=score,
+        split=split,
+        has_sink=has_sink,
+        sink=sink,
+        has_epilogue=has_epilogue,
+        epilogue=epilogue,
+        finish_first_note="Score and mask of the first tile." if c.has_score else "Mask of the first tile.",
+        pingpong=first.schedule.pingpong,
+        rescale_on_growth=c.rescale is Rescale.ON_GROWTH,
+        takes_exponentials=spec.normalizer is not Normalizer.RELU,
+        row_note="O and LSE" if softmax else "O",
+        o_has_own_buffer=stages_o and not in_q,
+        o_in_q_buffer=in_q,
+        q_empty_arrivals=1 if in_q else 4,
+        q_empty_note="the warp that stores O" if in_q else "the warps of the warpgroup",
+        **_order(plan_set, spec.layout.is_ragged),
+        pack=_pack(first.schedule.pack),
+        **_rows(spec, stages_o),
+    )
+
+
+def _order(plan_set: PlanSet, is_ragged: bool) -> dict[str, Any]:
+    """The fields about the order of row tiles: plans walk groups of heads, or head by head, or some do either."""
+    grouped = [p.schedule.l2_group_bytes > 0 for p in plan_set.plans]
+    mixed = any(grouped) and not all(grouped)
+    note = "Head by head, last rows first."
+    if any(grouped):
+        note = f"Longest row tiles first, heads of a group{' (or one)' * mixed} side by side."
+    walk = "m_blocks, group_heads" if any(grouped) else "m_blocks"
+    return {
+        "has_groups": any(grouped),
+        "mixes_orders": mixed,
+        "least_heads": GROUP_HEADS,
+        "order_note": note,
+        "walk_arguments": "seq_order" if is_ragged else walk,
+    }
+
+
+def _pack(group: int) -> PackView:
+    on = group > 1
+    return PackView(
+        is_on=on,
+        group=group,
+        tile_queries="self.tile_queries" if on else "self.tile_m",
+        slice_queries="QUERIES" if on else "64",
+        last_query="QUERIES - 1" if on else "63",
+        rows="[row // GROUP, row // GROUP + 8 // GROUP]" if on else "[row, row + 8]",
+        head="h * GROUP + row % GROUP" if on else "h",
+        seqlen_q="cute.size(mQ, mode=[0, 1])" if on else "cute.size(mQ, mode=[0])",
+        heads_q="cute.size(mQ, mode=[2]) * GROUP" if on else "cute.size(mQ, mode=[2])",
+        walked_heads="heads_kv" if on else "heads_q",
+        walked_of="p.heads_kv" if on else "p.heads_q",
+        kv_head="h" if on else "h // p.qhead_per_kvhead",
+        o_head="w.walked_head" if on else "w.h",
+    )
+
+
+def _rows(spec: AttentionSpec, stages_o: bool) -> dict[str, Any]:
+    """The fields about packed sequences, and about where rows of O and of row results lie."""
+    varlen, ragged = spec.layout is Layout.VARLEN, spec.layout.is_ragged
+    rows = [n for n, on in (("mLSE", spec.normalizer is Normalizer.SOFTMAX), ("max_logit", spec.max_logit)) if on]
+    return {
+        "stored_o": "self.ragged(self.heads_last(o))" if stages_o else "self.heads_last(o)",
+        "packed_rows": tuple(RowResult(n) for n in rows) if varlen else (),
+        "rows_to_write": "w.p.rows_q" if ragged else "w.p.seqlen_q",
+        "row_of_o": "w.p.start_q + w.q_idx[r], None, w.h" if varlen else "w.q_idx[r], None, w.h, w.b",
+        "row_tiles": "total_q // self.tile_m + sequences"
+        if varlen
+        else "cute.ceil_div(total_q, self.tile_m) * sequences",
+        "tiles": "row_tiles * cute.size(mQ, mode=[2])" if ragged else "m_blocks * heads",
+        "seq_order_note": "2 * batch + 3" if varlen else "2 * batch + 1",
+    }
+
+
+def further_outputs(spec: AttentionSpec, shape_o: str, shape_lse: str, stages_o: bool) -> tuple[Output, ...]:
+    """What a forward takes after the spec's own arguments, as `passes.epilogue.further_names` lists it."""
+    known = (
+        Output("o_pre", f"{'tma' if stages_o else 'row'}_tensor({shape_o})", "torch.empty_like(o)"),
+        Output("saves_o", "Int32(0)", "0", "Int32"),
+        Output("max_logit", f"plain_tensor(Float32, {shape_lse})", "torch.empty_like(lse)"),
+    )
+    wanted = further_names(spec)
+    return tuple(o for o in known if o.name in wanted)
+
+
+def _plan_view(p: KernelPlan) -> PlanView:
+    return PlanView(
+        warpgroups=p.compute.warpgroups,
+        tile_n=p.compute.tile_n,
+        kv_stages=p.memory.kv_stages,
+        producer_registers=p.schedule.roles[0].registers,
+        consumer_registers=p.schedule.roles[-1].registers,
+        l2_group_bytes=p.schedule.l2_group_bytes,
+    )

@@ -1,0 +1,92 @@
+"""KernelView: what the forward's templates may read. `spell_forward` fills it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attngen.emit.score import ScoreView
+from attngen.emit.view import CommonView
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """A tensor of a number for each row, of packed sequences."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class PlanView:
+    """The numbers of one tile plan."""
+
+    warpgroups: int
+    tile_n: int
+    kv_stages: int
+    producer_registers: int
+    consumer_registers: int
+    l2_group_bytes: int
+
+
+@dataclass(frozen=True)
+class PackView:
+    """How rows of a tile are found where query heads of a KV head share it (`is_on`), and where they do not."""
+
+    is_on: bool
+    group: int
+    #: Queries of a row tile, of a warpgroup's slice of it, and the last of a slice.
+    tile_queries: str
+    slice_queries: str
+    last_query: str
+    #: A thread's queries and their query head.
+    rows: str
+    head: str
+    #: Extents in the kernel, where Q is seen as the tiles see it.
+    seqlen_q: str
+    heads_q: str
+    #: Heads that are walked, in the kernel and of the problem; the KV head of such a one; that of a row tile's O.
+    walked_heads: str
+    walked_of: str
+    kv_head: str
+    o_head: str
+
+
+@dataclass(frozen=True)
+class KernelView(CommonView):
+    """Everything the forward's templates read."""
+
+    summary: str
+    split: ScoreView
+    holds_values: bool
+    has_max_logit: bool
+    top_units: str
+    saves_o: bool
+    reduces_rows: bool
+    stages_o: bool
+    frees_q_early: bool
+    writes_rows: bool
+    columns_of_eight: int
+    tma_atoms: str
+    plans: tuple[PlanView, ...]
+    lowest: str
+    finish_first_note: str
+    pingpong: bool
+    rescale_on_growth: bool
+    takes_exponentials: bool
+    row_note: str
+    o_has_own_buffer: bool
+    o_in_q_buffer: bool
+    q_empty_arrivals: int
+    q_empty_note: str
+    has_groups: bool
+    mixes_orders: bool
+    least_heads: int
+    order_note: str
+    pack: PackView
+    walk_arguments: str
+    stored_o: str
+    packed_rows: tuple[RowResult, ...]
+    rows_to_write: str
+    row_of_o: str
+    row_tiles: str
+    tiles: str
+    seq_order_note: str

@@ -1,0 +1,79 @@
+"""What templates read of a mask: its bounds over a tile, its test of an element, its tile map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Clause:
+    """Expression texts of one clause."""
+
+    lower: str
+    upper: str
+
+    @property
+    def is_short(self) -> bool:
+        """Both fit one line."""
+        return len(self.lower) + len(self.upper) < 96
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Expression texts of one clause's bounds over a row tile."""
+
+    lower_min: str
+    lower_max: str
+    upper_min: str
+    upper_max: str
+
+
+@dataclass(frozen=True)
+class MapView:
+    """A tile map, spelled: its extents, the number of one of its rows, and the test of a tile."""
+
+    title: str
+    range_elements: int
+    whose: str
+    outer: str
+    inner: str
+    tiles: str
+    places: str
+    maps: str
+    plans: str
+    counted: str
+    halves: str
+    rows: str
+    transposed_row: str
+    row: str
+    batch: str
+    head: str
+    bindings: tuple[str, ...]
+    every: str
+    some: str
+    keep_bindings: tuple[str, ...]
+    keep: str
+
+
+@dataclass(frozen=True)
+class MaskView:
+    """The mask pass's slot, spelled."""
+
+    title: str
+    is_interval: bool
+    is_map: bool
+    map: MapView
+    is_runs: bool
+    by_limits: bool
+    has_lower: bool
+    has_right_edge: bool
+    has_interior: bool
+    has_left_edge: bool
+    per_warpgroup: bool
+    passes_left: bool
+    interior_end: str
+    clauses: tuple[Bounds, ...]
+    bindings: tuple[str, ...]
+    rows: tuple[Clause, ...]
+    row_bindings: tuple[str, ...]
+    keep: str
