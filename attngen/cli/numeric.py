@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from attngen.diag.diagnostic import AttnError
 from attngen.ir.expr import Load, atoms_of, walk
 
 if TYPE_CHECKING:
+    from attngen.ir.plan import KernelPlan, PlanSet
     from attngen.ir.spec import AttentionSpec
     from attngen.samples import Shape
 
@@ -137,8 +138,6 @@ def _plans(
     """Every plan; of a spec of several kernels, the first plans of all parts together, then the second ones, …"""
     from attngen.passes.selected import is_selected
     from attngen.passes.serves import served_parts
-    from attngen.ref import interp
-    from attngen.ref.together import together
     from attngen.search import plan
 
     try:
@@ -150,24 +149,48 @@ def _plans(
         ((_, plans),) = found
         return [_by_lists(spec, p, plans.spec, case, exact, (q, k, v), arguments) for p in plans.plans]
     segments = {n: (_double(a), _double(b)) for n, (a, b) in more.get("segments", {}).items()}
-    if spec.v_view_start is not None:
-        first = k[0] if spec.branches else k
-        v = first[..., spec.v_view_start :][..., : spec.head_dim_v]
-    first_calls = zip(q, k, strict=True) if spec.branches else [(q, k)]
-    calls = [(*pair, v) for pair in first_calls] + [(q, *pair) for pair in segments.values()]
     outcomes = []
     for i in range(max(len(plans.plans) for _, plans in found)):
-        results, names = [], []
-        for (own, plans), call in zip(found, calls, strict=True):
-            p = plans.plans[min(i, len(plans.plans) - 1)]
-            params, tensors = ({d.name: arguments[n][d.name] for d in getattr(own, n)} for n in ("params", "tensors"))
-            results.append(interp.run(p, plans.spec, *call, params=params, tensors=tensors)[:2])
-            names.append(p.name)
-        o, lse = results[0]
-        if len(results) > 1:
-            o, lse = together(spec, results, q, k, v, **arguments, segments=segments or None)
-        outcomes.append(_outcome(f"plan {', '.join(dict.fromkeys(names))}", case, o, lse, exact))
+        chosen = [nth(plans, i) for _, plans in found]
+        o, lse = by_parts(spec, chosen, [plans.spec for _, plans in found], q, k, v, **arguments, segments=segments)
+        names = ", ".join(dict.fromkeys(p.name for p in chosen))
+        outcomes.append(_outcome(f"plan {names}", case, o, lse, exact))
     return outcomes
+
+
+def nth(plans: PlanSet, i: int) -> KernelPlan:
+    """The i-th plan of a part, or its last where another part has more."""
+    return plans.plans[min(i, len(plans.plans) - 1)]
+
+
+def by_parts(
+    spec: AttentionSpec,
+    plans: Sequence[KernelPlan],
+    specs: Sequence[AttentionSpec],
+    q: Any,
+    k: Any,
+    v: Any,
+    params: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    segments: Mapping[str, tuple[Any, Any]],
+) -> tuple[Any, Any]:
+    """(o, lse) of a call in bshd by executing a plan of each part, `specs` theirs, and putting the results together."""
+    from attngen.ref import interp
+    from attngen.ref.together import together
+
+    values = v
+    if spec.v_view_start is not None:
+        first = k[0] if spec.branches else k
+        values = first[..., spec.v_view_start :][..., : spec.head_dim_v]
+    calls = list(zip(q, k, strict=True)) if spec.branches else [(q, k)]
+    operands = [(*pair, values) for pair in calls] + [(q, *pair) for pair in segments.values()]
+    results = []
+    for p, own, call in zip(plans, specs, operands, strict=True):
+        read = {t.name: tensors[t.name] for t in own.tensors}
+        results.append(interp.run(p, own, *call, {d.name: params[d.name] for d in own.params}, read)[:2])
+    if len(results) == 1:
+        return results[0]
+    return together(spec, results, q, k, v, params, tensors, segments or None)
 
 
 def _by_lists(

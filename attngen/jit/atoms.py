@@ -20,6 +20,8 @@ from attngen.jit.shapes import Sizes
 Tensor = torch.Tensor
 #: Axes that hold rows or keys of sequences, and params that say where one sequence's begin and how many there are.
 _PARTS = {"seqlen_q": ("%first_q", "%count_q"), "seqlen_kv": ("%first_kv", "%count_kv")}
+#: What a row's sequence, or its place there, says in `sequence_environment`.
+OF_SEQUENCE = ("b", "q_idx", "q_pos", "seqlen_q", "seqlen_kv", *(n for names in _PARTS.values() for n in names))
 
 
 def environment(

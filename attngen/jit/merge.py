@@ -41,10 +41,6 @@ def merge(
         raise error("E0503", f"option `dtype` does not take {dtype!r}", helps=("take a torch dtype of floats",))
     os, lses = [o1, o2, *more[::2]], [lse1, lse2, *more[1::2]]
     _are_floats(os, lses)
-    if layout == "varlen":
-        _fit(os, lses, layout)
-        o, lse = merge(*(x.unsqueeze(0) for pair in zip(os, lses, strict=True) for x in pair), dtype=dtype)
-        return o.squeeze(0), lse.squeeze(0)
     _fit(os, lses, layout)
     weights, lse = softmax_weights(lses)
     return weighted_sum(os, weights, layout == "bhsd", dtype or o1.dtype), lse
@@ -64,7 +60,8 @@ def softmax_weights(lses: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
 
 def weighted_sum(os: Sequence[Tensor], weights: Sequence[Tensor | float], bhsd: bool, dtype: Any = None) -> Tensor:
     """Sum of w_i o_i, contiguous, in fp32 or float64, rounded to `dtype` where given. A weight is a number, or (batch,
-    heads_q, seqlen_q) with extents of 1 allowed.
+    heads_q, seqlen_q) with extents of 1 allowed; packed rows have no axis of batch, in o either. `bhsd`: heads stand
+    before rows in an o.
 
     Of the parts only o_i is saved, in its own dtype.
     """
@@ -109,7 +106,7 @@ class _WeightedSum(torch.autograd.Function):
             if place is None:
                 rows = (grad.to(kind) * o).sum(-1)
                 w = next(left)
-                dws.append((rows if ctx.bhsd else rows.transpose(1, 2)).sum_to_size(w.shape).to(w.dtype))
+                dws.append((rows if ctx.bhsd else rows.transpose(-2, -1)).sum_to_size(w.shape).to(w.dtype))
         return None, None, None, None, *dos, *dws
 
 
@@ -133,7 +130,7 @@ def _columns(tensors: Sequence[Tensor], places: Sequence[float | None], bhsd: bo
 
 
 def _along_rows(w: Tensor, bhsd: bool) -> Tensor:
-    return (w if bhsd else w.transpose(1, 2)).unsqueeze(-1)
+    return (w if bhsd else w.transpose(-2, -1)).unsqueeze(-1)
 
 
 def _are_floats(os: Sequence[Any], lses: Sequence[Any]) -> None:

@@ -6,8 +6,8 @@ the gradients: what reaches a part's O and LSE from the whole is exact, and its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,18 +21,51 @@ from attngen.jit.composed import Recipe
 from attngen.jit.kernel import Attention
 from attngen.jit.merge import softmax_weights, weighted_sum
 from attngen.jit.modes import is_dynamo
-from attngen.jit.named import TORCH_DTYPE, Binder
-from attngen.jit.rows import RowValue
+from attngen.jit.named import TORCH_DTYPE, Binder, broadcast
+from attngen.jit.ragged import RaggedBinder
+from attngen.jit.rows import RaggedRows, RowValue
+from attngen.jit.segments import segments_of
 from attngen.jit.shapes import Sizes, axes_of, sizes_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The tensors of a part; `lengths` by name, where they are not the call's."""
+
+    q: Any
+    k: Any
+    v: Any
+    lengths: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """Evaluates weights and epilogue in one call. `ragged`: its rows, where sequences have lengths of their own."""
+
+    sizes: Sizes
+    params: Mapping[str, Any]
+    tensors: Mapping[str, Any]
+    device: Any
+    dtype: torch.dtype
+    check: bool
+    ragged: RaggedRows | None
+
+    def __call__(self, of: RowValue, o: Any = None) -> Any:
+        """`of`, of four axes; `o` (batch, heads_q, seqlen_q, head_dim_v)."""
+        return of(
+            self.sizes, self.params, self.tensors, self.device,
+            o=o, check=self.check, dtype=self.dtype, rows=self.ragged,
+        )  # fmt: skip
 
 
 class SeveralAttention:
     """Attention as a spec with branches or segments says it, callable on torch tensors.
 
     Branches: `attn((q1, q2), (k1, k2), v, **keywords)`, a q and a k for each branch in order, one v.
-    Segments: `attn(q, k, v, segments={"past": (k2, v2)}, **keywords)`, a (k, v) for each, of any length.
-    Keywords and shapes as `Attention` has them. lse (batch, heads_q, seqlen_q) is that of all keys; with branches it
-    has a leading axis of them, each by itself. With `output { max_logit = true }`, `return_max_logit=True` appends the
+    Segments: `attn(q, k, v, segments={"past": (k2, v2)}, **keywords)`, a (k, v) for each, of any length; in varlen (k,
+    v, cu_seqlens), in padded (k, v) or (k, v, seqused), lengths that stand where the call's `_kv` do for its own keys.
+    Keywords and shapes as `Attention` has them. lse is that of all keys; with branches it has a leading axis of them,
+    each by itself. With `output { max_logit = true }`, `return_max_logit=True` appends the
     largest kept scores, shaped like lse: of all keys, or of each branch.
     Numerics: each part's O is rounded to the input's dtype, or none where the spec's output dtype is f32; their sum,
     weights and epilogue are fp32, rounded once to the input's or the spec's output dtype.
@@ -45,8 +78,9 @@ class SeveralAttention:
         self.spec = spec
         self.parts = dict(parts)
         self._recipe = recipe
-        self._binder = Binder(spec)
+        self._binder = RaggedBinder(spec) if spec.layout.is_ragged else Binder(spec)
         self._bhsd = spec.layout is Layout.BHSD
+        self._packed = spec.layout is Layout.VARLEN
         self._weights = [RowValue(spec, b.weight) for b in spec.branches]
         self._epilogue = None if isinstance(spec.epilogue, Atom) else RowValue(spec, spec.epilogue)
         after = [*self._weights, *([self._epilogue] if self._epilogue else [])]
@@ -123,7 +157,7 @@ class SeveralAttention:
         weights: list[Any] = [1.0] * len(os)
         rows = None
         if self.spec.branches:
-            weights = [w.constant if values is None or w.constant is not None else values(w)[..., 0]
+            weights = [w.constant if values is None or w.constant is not None else self._rows(values(w)[..., 0])
                        for w in self._weights]  # fmt: skip
             rows = torch.stack(lses) if lses else None
         elif self._one_softmax:
@@ -134,9 +168,11 @@ class SeveralAttention:
         o = weighted_sum(os, weights, self._bhsd, None if self._epilogue is not None else dtype)
         if self._epilogue is not None:
             assert values is not None
-            heads_first = o if self._bhsd else o.transpose(1, 2)
+            heads_first = self._heads_first(o)
             made = torch.broadcast_to(values(self._epilogue, heads_first), heads_first.shape)
-            o = (made if self._bhsd else made.transpose(1, 2)).to(dtype).contiguous()
+            o = self._rows(made if self._bhsd else made.transpose(1, 2)).to(dtype).contiguous()
+        if values is not None and values.ragged is not None:  # 0 in rows of no sequence, whatever is read there
+            o = torch.where(self._rows(values.ragged.there.transpose(1, 2)), o, 0)
         if out is not None or lse is not None:
             o, rows = self._written(o, rows, out, lse)
         results = (o, *((rows,) if return_lse else ()))
@@ -145,18 +181,20 @@ class SeveralAttention:
             results = (*results, tops if self.spec.branches else tops.amax(0))
         return results if len(results) > 1 else o
 
-    def _calls(self, q: Any, k: Any, v: Any, segments: Any) -> list[tuple[Any, Any, Any]]:
-        """(q, k, v) of each part. Raises: AttnError E0604, E0607."""
+    def _rows(self, x: Any) -> Any:
+        """`x` with the axes of this layout: packed rows have none of batch."""
+        return x.squeeze(0) if self._packed else x
+
+    def _heads_first(self, o: Any) -> Any:
+        """An o of the call as (batch, heads_q, seqlen_q, head_dim_v)."""
+        o = o.unsqueeze(0) if self._packed else o
+        return o if self._bhsd else o.transpose(1, 2)
+
+    def _calls(self, q: Any, k: Any, v: Any, segments: Any) -> list[_Call]:
+        """What each part is called with. Raises: AttnError E0604, E0607."""
         spec = self.spec
-        if segments is not None and not isinstance(segments, Mapping):
-            raise error(
-                "E0604",
-                f"`segments` of `{spec.name}` must be a dict, found {type(segments).__name__}",
-                helps=('pass segments={"name": (k, v)}, an entry for each segment of the spec',),
-            )
-        given = dict(segments or {})
+        given = segments_of(spec, segments, k)
         if spec.branches:
-            _only(given, (), spec)
             names = [b.name for b in spec.branches]
             for what, x in (("q", q), ("k", k)):
                 if not isinstance(x, tuple | list) or len(x) != len(names):
@@ -175,27 +213,10 @@ class SeveralAttention:
                         notes=("all branches add to the same rows of O",),
                         helps=("give every branch as many batch entries, rows and heads",),
                     )
-            return [(qs, ks, v) for qs, ks in zip(q, k, strict=True)]
-        _only(given, tuple(s.name for s in spec.segments), spec)
-        calls = [(q, k, v)]
-        for s in spec.segments:
-            pair = given.get(s.name)
-            if not isinstance(pair, tuple | list) or len(pair) != 2:
-                raise error(
-                    "E0604",
-                    f"segment `{s.name}` of `{spec.name}` has no (k, v)",
-                    helps=(f'pass segments={{"{s.name}": (k, v)}}',),
-                )
-            heads = axes_of(spec).index("heads")
-            own, there = (x.shape[heads] if getattr(x, "ndim", 0) == 4 else 0 for x in (k, pair[0]))
-            if own and there and own != there:
-                raise error(
-                    "E0607",
-                    f"segment `{s.name}` of `{spec.name}` has {there} KV heads, k has {own}",
-                    helps=("give all parts as many KV heads; expand what they share",),
-                )
-            calls.append((q, *pair))
-        return calls
+            return [_Call(qs, ks, v, {}) for qs, ks in zip(q, k, strict=True)]
+        name = spec.lengths[1].name if spec.lengths else ""
+        own = [_Call(q, s.k, s.v, {name: s.lengths} if name else {}) for s in given]
+        return [_Call(q, k, v, {}), *own]
 
     def _names(self, named: Mapping[str, Any]) -> None:
         """E0601 and E0602 of the whole spec: a part knows its own names only."""
@@ -209,11 +230,9 @@ class SeveralAttention:
             if torch.is_grad_enabled() and getattr(x, "requires_grad", False) and not decl.grad:
                 raise autograd.lost_gradient(self.spec.name, name)
 
-    def _part(
-        self, name: str, attention: Attention, call: tuple[Any, Any, Any], keywords: Any, named: Mapping[str, Any]
-    ) -> Any:
-        own: Any = {n: x for n, x in named.items() if n in attention.binder.names}
-        q, k, v = call
+    def _part(self, name: str, attention: Attention, call: _Call, keywords: Any, named: Mapping[str, Any]) -> Any:
+        own: Any = {n: x for n, x in named.items() if n in attention.binder.names} | call.lengths
+        q, k, v = call.q, call.k, call.v
         if is_dynamo():
             traced = {n: x for n, x in keywords.items() if n != "check"}
             return attention(q, k, v, **traced, **own)
@@ -223,22 +242,37 @@ class SeveralAttention:
             where = f"in the {'branch' if self.spec.branches else 'part'} `{name}` of `{self.spec.name}`"
             raise AttnError(*(replace(d, notes=(*d.notes, where)) for d in fault.diagnostics)) from fault
 
-    def _values(self, call: tuple[Any, Any, Any], named: Mapping[str, Any], check: bool) -> Callable[..., Any]:
+    def _values(self, call: _Call, named: Mapping[str, Any], check: bool) -> _Values:
         """Row values of this call."""
-        q, k, _ = call
-        sizes: Sizes = sizes_of(self.spec, q, k)
-        tensors = {n: named[n] for n in self._read}
+        q, k, spec = call.q, call.k, self.spec
+        named = self._binder.filled(named, q, k) if isinstance(self._binder, RaggedBinder) else named
+        sizes: Sizes = self._binder.sizes(named, q, k)
+        tensors = {n: named[n] for n in (*self._read, *(t.name for t in spec.lengths))}
         if not is_dynamo():
             extents: Sizes = dict(sizes)
             for name, decl in self._read.items():
                 contract.captured(decl, tensors[name], q, extents)
         params = {n: kind(named.get(n, decl.default)) for n, kind, decl in self._binder.params}
-        wide = torch.promote_types(q.dtype, torch.float32)
+        values = _Values(sizes, params, tensors, q.device, torch.promote_types(q.dtype, torch.float32), check, None)
+        if not spec.layout.is_ragged:
+            return values
+        if check:
+            self._check_sequences(q, k, values)
+        return replace(values, check=False, ragged=RaggedRows.of(spec, sizes, params, tensors))
 
-        def value(of: RowValue, o: Any = None) -> Any:
-            return of(sizes, params, tensors, q.device, o=o, check=check, dtype=wide)
+    def _check_sequences(self, q: Any, k: Any, whole: _Values) -> None:
+        """E0650 where weights or the epilogue index a tensor outside its extent in some sequence."""
+        from attngen.ref import ragged
 
-        return value
+        given = {t.name: broadcast(whole.tensors[t.name], t, whole.sizes) for t in self._read.values()}
+        read = self.spec.replace(tensors=tuple(self._read.values()))
+        for s in ragged.sequences(self.spec, q, k, whole.tensors):
+            own = ragged.one(read, s)
+            rows, keys = (ragged.of_sequence(self.spec, x, s, part) for x, part in ((q, s.rows), (k, s.keys)))
+            values = replace(whole, sizes=sizes_of(own, rows, keys), tensors=ragged.captured(read, s, given))
+            for branch in own.branches:
+                values(RowValue(own, branch.weight))
+            values(RowValue(own, own.epilogue), rows.new_zeros((1, 1, 1, 1), dtype=whole.dtype))
 
     def _written(self, o: Any, rows: Any, out: Any, lse: Any) -> tuple[Any, Any]:
         """The results in the caller's memory."""
@@ -260,11 +294,3 @@ class SeveralAttention:
 
 def _shape(x: Any) -> Any:
     return tuple(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
-
-
-def _only(given: Mapping[str, Any], names: tuple[str, ...], spec: AttentionSpec) -> None:
-    """E0601 for a segment that the spec does not have."""
-    for name in given:
-        if name not in names:
-            listed = f"its segments: {', '.join(names)}" if names else "it has none"
-            raise error("E0601", f"`{spec.name}` has no segment `{name}`", helps=(listed,))

@@ -21,6 +21,7 @@ from attngen.jit.kernel import AttngenNotice
 from attngen.jit.named import Binder
 from attngen.jit.ragged import RaggedBinder
 from attngen.jit.scale import Scale, number
+from attngen.jit.segments import segments_of
 from attngen.jit.shapes import sizes_of
 from attngen.passes.selected import BLOCKS, is_selected
 
@@ -76,9 +77,9 @@ class ReferenceAttention:
             if isinstance(x, torch.Tensor) and x.device.type != "cpu":
                 self.refuse()
         if self._ragged is not None:
-            if segments or self._ragged.unknown:
+            if self._ragged.unknown:
                 self.refuse()
-            o, lse = self._ragged(qs[0], ks[0], v, named, scale, check)
+            o, lse = self._ragged(qs, ks, v, named, scale, check, segments)
             return (o, lse) if return_lse else o
         if is_selected(self.spec):
             named = {**named, BLOCKS: _as_map(self._plain, named.get(BLOCKS), qs[0], ks[0])}
@@ -95,7 +96,7 @@ class ReferenceAttention:
         value = self._scale.of(tail) if scale is None else number(scale, self.spec)
         several = (tuple(map(self._bshd, qs)), tuple(map(self._bshd, ks))) if self.spec.branches else None
         q, k = several or (self._bshd(qs[0]), self._bshd(ks[0]))
-        parts = {n: (self._bshd(a), self._bshd(b)) for n, (a, b) in (segments or {}).items()}
+        parts = {s.name: (self._bshd(s.k), self._bshd(s.v)) for s in segments_of(self._plain, segments, ks[0])}
         with torch.autocast("cpu", enabled=False):
             given = None if v is None else self._bshd(v)
             o, lse = blockwise.attention(self.spec, q, k, given, params, tensors, value, parts)
@@ -160,26 +161,38 @@ class Ragged:
         self._spec = spec
         self._binder = RaggedBinder(spec)
         self._scale = Scale(spec)
-        #: What sequences of their own are not defined for: lengths of segments, blocks of a sequence.
-        self.unknown = bool(spec.branches or spec.segments or (spec.block_sparse and spec.block_sparse.given))
+        #: What sequences of their own are not defined for: blocks of a sequence.
+        self.unknown = bool(spec.block_sparse and spec.block_sparse.given)
 
-    def __call__(self, q: Any, k: Any, v: Any, named: Mapping[str, Any], scale: Any, check: bool) -> tuple[Any, Any]:
+    def __call__(
+        self, qs: list[Any], ks: list[Any], v: Any, named: Mapping[str, Any], scale: Any, check: bool, segments: Any
+    ) -> tuple[Any, Any]:
         from attngen.ref import blockwise, ragged
 
-        spec = self._spec.replace(v_view_start=None)
-        whole = v if v is not None else views.keys_and_values(self._spec, k)[1]
-        for name, x in (("q", q), ("k", k)):
+        spec = self._spec
+        for name, x in (*(("q", q) for q in qs), *(("k", k) for k in ks)):
             contract.has_rank(spec, name, x)
-        tail = self._binder.bind(self._binder.filled(named, q, k), q, k)
+        named = self._binder.filled(named, qs[0], ks[0])
+        tail = self._binder.bind(named, qs[0], ks[0])
         params, tensors = self._binder.split(tail)
-        contract.validate(spec, q, k, whole, tensors, strides=False)
-        if check:
-            check_call(spec, q, k, whole, params, tensors)
+        whole = v if v is not None else views.keys_and_values(spec, ks[0])[1]
+        calls = [(spec, q, k, whole, tensors) for q, k in zip(qs, ks, strict=True)]
+        first, kv = (t.name for t in spec.lengths)
+        for s in segments_of(spec, segments, ks[0]):
+            own = self._binder.filled({**named, kv: s.lengths}, qs[0], s.k)
+            calls.append((spec.replace(tensors=()), qs[0], s.k, s.v, {first: own[first], kv: own.get(kv)}))
+        for read, q, k, values, given in calls:
+            contract.validate(read, q, k, values, given, strides=False)
+            if check:
+                check_call(read, q, k, values, params, given)
         _all_learned(spec, tensors)
         value = self._scale.of(tail) if scale is None else number(scale, spec)
-        lengths = {t.name: tensors.pop(t.name) for t in spec.lengths}
+        starts = {t.name: tensors.pop(t.name) for t in spec.lengths}
+        q, k = (tuple(qs), tuple(ks)) if spec.branches else (qs[0], ks[0])
         with torch.autocast("cpu", enabled=False):
-            o, lse = ragged.attention(spec, q, k, whole, lengths, params, tensors, value, blockwise.attention)
+            o, lse = ragged.attention(
+                spec, q, k, v, starts, params, tensors, value, blockwise.attention, segments or None
+            )
         return o.contiguous(), lse.contiguous()
 
 

@@ -7,6 +7,7 @@ from itertools import chain
 
 from attngen.diag.diagnostic import AttnError, Diagnostic, Label
 from attngen.diag.span import Span
+from attngen.ir.expr import tensors_of
 from attngen.ir.plan import PACKS
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout
@@ -103,14 +104,14 @@ def _of_ragged(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
     if not spec.layout.is_ragged:
         return
     yield from _taken(spec, {t.name for t in spec.lengths}, f"layout {spec.layout} has")
-    mend = "use layout = bshd, and say the lengths by a mask"
-    for what, has in (
-        ("branches", bool(spec.branches)),
-        ("KV segments", bool(spec.segments)),
-        ("V as a view of K", spec.v_view_start is not None),
-    ):
-        if has:
-            yield f"{what} in layout {spec.layout}", spec.span, mend
+    own = {t.name for t in spec.tensors if "seqlen_kv" in t.dims}
+    for segment in spec.segments:
+        for name in sorted(own & (tensors_of(segment.score) | tensors_of(segment.mask))):
+            yield (
+                f"`{name}`, packed as the call's own keys are, in segment `{segment.name}` of layout {spec.layout}",
+                segment.span or spec.span,
+                "give its axis of keys a name of its own: a kernel over the segment knows the segment's lengths alone",
+            )
 
 
 def _taken(spec: AttentionSpec, own: Collection[str], whose: str) -> Iterator[tuple[str, Span | None, str]]:

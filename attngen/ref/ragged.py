@@ -1,14 +1,15 @@
 """Ragged batches: packed sequences (varlen) and padded ones, each by its own call of a reference.
 
-The meaning of a ragged call is that of one call a sequence: lengths and positions are the sequence's, `b` its number,
-and a packed axis `seqlen_q` or `seqlen_kv` of a captured tensor stands for its part. Rows beyond their sequence give
-O = 0 and LSE = -inf, a sink or not; keys beyond it do not exist.
+The meaning of a ragged call is that of one call a sequence: lengths and positions are the sequence's, `b` its number, a
+segment's keys those that its own lengths give the sequence, and a packed axis `seqlen_q` or `seqlen_kv` of a captured
+tensor stands for its part. Rows beyond their sequence give O = 0 and LSE = -inf, a sink or not; keys beyond it do not
+exist.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -21,10 +22,13 @@ from attngen.ir.types import Layout
 from attngen.ref import dense
 from attngen.ref.backward import Gradients
 from attngen.ref.backward import attention_backward as one_backward
+from attngen.ref.binding import Several
 
 Tensor = torch.Tensor
-#: Computes (o, lse) of one call in bshd: `how(spec, q, k, v, params, tensors, scale)[:2]`.
+#: Computes (o, lse) of one call in bshd: `how(spec, q, k, v, params, tensors, scale)[:2]`, and `segments` if any.
 How = Callable[..., Any]
+#: k, v and the lengths of a segment, as its layout has them; without lengths (k, v).
+Segment = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -35,14 +39,23 @@ class Sequence:
     batch: int
     rows: slice
     keys: slice
+    #: Keys of each segment, by its name.
+    segments: Mapping[str, slice] = field(default_factory=dict)
 
 
-def sequences(spec: AttentionSpec, q: Tensor, k: Tensor, lengths: Mapping[str, Tensor | None]) -> list[Sequence]:
+def sequences(
+    spec: AttentionSpec,
+    q: Several,
+    k: Several,
+    lengths: Mapping[str, Tensor | None],
+    segments: Mapping[str, Segment] | None = None,
+) -> list[Sequence]:
     """The sequences of a call. Starts and lengths are held within q and k, as a kernel does.
 
     `lengths`: by the names of `spec.lengths`; `cu_seqlens_kv` None or missing is `cu_seqlens_q`, a missing `seqused_q`
-    or `seqused_kv` is full. Raises: E0651 without `cu_seqlens_q`.
+    or `seqused_kv` is full. `segments`: as `attention`'s. Raises: E0651 without `cu_seqlens_q`.
     """
+    q, k = _first(q), _first(k)
     if spec.layout is Layout.VARLEN:
         cu_q = lengths.get("cu_seqlens_q")
         if cu_q is None:
@@ -52,7 +65,25 @@ def sequences(spec: AttentionSpec, q: Tensor, k: Tensor, lengths: Mapping[str, T
     else:
         rows = _used(lengths.get("seqused_q"), q.shape[0], q.shape[1])
         keys = _used(lengths.get("seqused_kv"), k.shape[0], k.shape[1])
-    return [Sequence(b, len(rows), r, n) for b, (r, n) in enumerate(zip(rows, keys, strict=True))]
+    there = {n: _keys_of(spec, *given) for n, given in (segments or {}).items()}
+    return [
+        Sequence(b, len(rows), r, n, {name: parts[b] for name, parts in there.items()})
+        for b, (r, n) in enumerate(zip(rows, keys, strict=True))
+    ]
+
+
+def _first(x: Several) -> Tensor:
+    return x if isinstance(x, Tensor) else x[0]
+
+
+def _keys_of(spec: AttentionSpec, k: Tensor, v: Tensor, lengths: Tensor | None = None) -> list[slice]:
+    """The keys of each sequence in a segment."""
+    if spec.layout is Layout.PADDED:
+        return _used(lengths, k.shape[0], k.shape[1])
+    if lengths is None:
+        mend = "give it (k, v, cu_seqlens), i32[batch + 1]"
+        raise error("E0651", f"a segment of `{spec.name}` has no cu_seqlens", helps=(mend,))
+    return _parts(lengths, k.shape[0])
 
 
 def _parts(starts: Tensor, total: int) -> list[slice]:
@@ -84,6 +115,16 @@ def one(spec: AttentionSpec, s: Sequence) -> AttentionSpec:
         mask=fixed(spec.mask),
         sink=None if spec.sink is None else fixed(spec.sink),
         epilogue=fixed(spec.epilogue),
+        branches=tuple(
+            x.replace(
+                weight=fixed(x.weight),
+                score=fixed(x.score),
+                mask=fixed(x.mask),
+                sink=None if x.sink is None else fixed(x.sink),
+            )
+            for x in spec.branches
+        ),
+        segments=tuple(x.replace(score=fixed(x.score), mask=fixed(x.mask)) for x in spec.segments),
     )
 
 
@@ -112,31 +153,35 @@ def rows_of(spec: AttentionSpec, lse: Tensor, s: Sequence) -> Tensor:
 
 def attention(
     spec: AttentionSpec,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Several,
+    k: Several,
+    v: Tensor | None,
     lengths: Mapping[str, Tensor | None],
     params: Mapping[str, Any] | None = None,
     tensors: Mapping[str, Tensor] | None = None,
     scale: float | Tensor | None = None,
     how: How = dense.attention,
+    segments: Mapping[str, Segment] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(o, lse) of a ragged call, sequence by sequence.
 
     Shapes: varlen q (total_q, Hq, D), k (total_kv, Hkv, D), v (total_kv, Hkv, Dv), o (total_q, Hq, Dv), lse (Hq,
-    total_q); padded (B, Sq, Hq, D), (B, Skv, Hkv, D), (B, Skv, Hkv, Dv), (B, Sq, Hq, Dv), (B, Hq, Sq).
+    total_q); padded (B, Sq, Hq, D), (B, Skv, Hkv, D), (B, Skv, Hkv, Dv), (B, Sq, Hq, Dv), (B, Hq, Sq). Branches: `q`
+    and `k` are tuples, and lse has a leading axis of them. `v` is None where it is a view of k. `segments`: (k, v,
+    lengths) by name, lengths as `cu_seqlens_kv` or `seqused_kv`; in padded they may be left out.
     Differentiable where `how` is. Rows that belong to no sequence give 0 and -inf.
     """
     o: Tensor | None = None
     lse: Tensor | None = None
-    for s, (o_s, lse_s) in _calls(spec, q, k, v, lengths, params, tensors or {}, scale, how):
+    first, varlen = _first(q), spec.layout is Layout.VARLEN
+    for s, (o_s, lse_s) in _calls(spec, q, k, v, lengths, params, tensors or {}, scale, how, segments or {}):
         if o is None or lse is None:
-            o = o_s.new_zeros((*q.shape[:-1], o_s.shape[-1]))
-            rows = (q.shape[1], q.shape[0]) if spec.layout is Layout.VARLEN else (q.shape[0], q.shape[2], q.shape[1])
-            lse = lse_s.new_full(rows, -torch.inf)
-        index = (s.rows,) if spec.layout is Layout.VARLEN else (s.b, s.rows)
-        o = _placed(o, o_s[0], index)
-        lse = _placed(lse, lse_s[0], (slice(None), s.rows) if len(index) == 1 else (s.b, slice(None), s.rows))
+            o = o_s.new_zeros((*first.shape[:-1], o_s.shape[-1]))
+            rows = (first.shape[1], first.shape[0]) if varlen else (first.shape[0], first.shape[2], first.shape[1])
+            lse = lse_s.new_full((*lse_s.shape[:-3], *rows), -torch.inf)
+        o = _placed(o, o_s[0], (s.rows,) if varlen else (s.b, s.rows))
+        own: tuple[Any, ...] = (slice(None), s.rows) if varlen else (s.b, slice(None), s.rows)
+        lse = _placed(lse, lse_s.select(-3, 0), (..., *own))
     if o is None or lse is None:
         raise error("E0652", f"`{spec.name}` was called without a sequence")
     return o, lse
@@ -151,12 +196,18 @@ def _placed(whole: Tensor, part: Tensor, index: tuple[Any, ...]) -> Tensor:
 
 
 def _calls(
-    spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, lengths: Mapping[str, Tensor | None],
+    spec: AttentionSpec, q: Several, k: Several, v: Tensor | None, lengths: Mapping[str, Tensor | None],
     params: Mapping[str, Any] | None, tensors: Mapping[str, Tensor], scale: Any, how: How,
+    segments: Mapping[str, Segment],
 ) -> Iterator[tuple[Sequence, tuple[Tensor, Tensor]]]:  # fmt: skip
-    for s in sequences(spec, q, k, lengths):
-        operands = (of_sequence(spec, x, s, part) for x, part in ((q, s.rows), (k, s.keys), (v, s.keys)))
-        result = how(one(spec, s), *operands, params, captured(spec, s, tensors), scale)
+    def cut(x: Several, s: Sequence, part: slice) -> Any:
+        return of_sequence(spec, x, s, part) if isinstance(x, Tensor) else [of_sequence(spec, y, s, part) for y in x]
+
+    for s in sequences(spec, q, k, lengths, segments):
+        operands = cut(q, s, s.rows), cut(k, s, s.keys), None if v is None else cut(v, s, s.keys)
+        own = {n: (cut(kv[0], s, s.segments[n]), cut(kv[1], s, s.segments[n])) for n, kv in segments.items()}
+        more = {"segments": own} if own else {}
+        result = how(one(spec, s), *operands, params, captured(spec, s, tensors), scale, **more)
         yield s, (result[0], result[1])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from attngen import samples
@@ -30,9 +31,36 @@ def test_outcomes() -> None:
         assert not [o for o in outcomes if o.failed or o.skipped], outcomes
 
 
+SEVERAL = {
+    "branches": """branch one {
+    weight = 1.0
+  }
+  branch two {
+    weight = float(b + 1)
+    mask = kv_idx <= q_pos
+  }""",
+    "segments": """mask = kv_idx <= q_pos
+  segment past {
+    mask = q_pos - kv_idx < 9 + b
+  }""",
+    "view": """v = k[0:8]
+  mask = kv_idx <= q_pos""",
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_kernels_and_views(name: str) -> None:
+    for layout in ("varlen", "padded"):
+        body = f"head_dim = 16\n  layout = {layout}\n  {SEVERAL[name]}\n  output {{ dtype = f32 }}"
+        spec = load_spec(f"attn 1\nattention several {{\n  {body}\n}}\n")
+        outcomes = verify_spec(spec, samples.Shape(3, 4, 2, 30, 70), {}, target="sm_90a", with_gpu=False)
+        assert len(outcomes) >= 2 and not [o for o in outcomes if o.failed or o.skipped], outcomes
+
+
 def test_what_belongs_to_no_sequence_is_nan() -> None:
     spec = load_spec(SPEC.format(layout="varlen"))
-    (q, k, _), lengths, tensors = ragged.call(spec, samples.Shape(3, 4, 2, 30, 70), 5)
+    made = ragged.call(spec, samples.Shape(3, 4, 2, 30, 70), 5)
+    (q, k, _), lengths, tensors = made.qkv, made.lengths, made.tensors
     assert len(lengths["cu_seqlens_q"]) == 4 and lengths["cu_seqlens_q"].dtype == torch.int32
     for x, n in zip((q, k), lengths.values(), strict=True):
         end = int(n[-1])

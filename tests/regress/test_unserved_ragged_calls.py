@@ -64,6 +64,6 @@ def test_the_rank_is_said_before_the_lengths() -> None:
 
 def test_a_reason_is_said_once() -> None:
     two = "branch one {\n  weight = 1.0\n  }\n  branch two {\n  weight = -0.5\n  }"
-    with pytest.warns(UserWarning, match="branches in layout varlen"):
-        attn = build(text(two))
+    with pytest.warns(UserWarning, match="head_dim = 320"):
+        attn = build(text(two).replace("head_dim = 64", "head_dim = 320"))
     assert len(attn.reasons) == 1

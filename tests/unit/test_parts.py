@@ -126,7 +126,7 @@ def test_asking_for_one_of_several() -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        (SEGMENTS.replace("LAYOUT", "varlen"), "KV segments in layout varlen"),
+        (SEGMENTS.replace("LAYOUT", "paged"), "layout paged with KV segments"),
         (BRANCHES.replace("v = 128", "v = 264"), "v = 264"),
         (SEGMENTS.replace("LAYOUT", "bshd\n  block_sparse { q = 1, kv = 64, lists = given }"), "with KV segments"),
     ],
