@@ -1,74 +1,55 @@
-"""The backward of one Attention: a kernel file of its own, made and compiled when a gradient is first needed, and its
-launch; on CPU tensors the reference.
+"""The backward of one Attention: its launch, and on CPU tensors the reference.
 
-A variant is a compiled set of wanted gradients: what nobody needs is not computed. The file depends on the captured
-tensors among them, the compilation on q, k and v. The workspace lives as long as one
-launch, and is the only memory beside the gradients that grows with the inputs.
+The workspace lives as long as one launch, and is the only memory beside the gradients that grows with the inputs.
 """
 
 from __future__ import annotations
 
-import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-from attngen.diag.diagnostic import AttnError, Diagnostic, error
-from attngen.ir.gradient import GradientKind
+from attngen.diag.diagnostic import error
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
 from attngen.jit import captured, contract, launch, partial, views
 from attngen.jit.cache import KernelCache
 from attngen.jit.launch import Ready
-from attngen.jit.load import Loaded, Progress, load
+from attngen.jit.load import Progress
 from attngen.jit.named import Binder
 from attngen.jit.scale import Scale, number
 from attngen.jit.shapes import sizes_of
-from attngen.jit.tables import Tables, Workspace, workspaces_of
+from attngen.jit.tables import Tables
+from attngen.jit.variants import Make, Variant, Variants, Wanted
 from attngen.passes.epilogue import rewrites_do
-from attngen.passes.gradient import gradient_form, reduced_tensors
-from attngen.source import KernelSource
 
 _F32 = torch.float32
 _empty_like = torch.empty_like
 _deterministic = torch.are_deterministic_algorithms_enabled
-_QKV = ("q", "k", "v")
-#: Whether each of `Backward.names` gets its gradient.
-Wanted = tuple[bool, ...]
 Gradients = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """The functions of one wanted set, a plan each, and what the file says of them."""
+class Given(NamedTuple):
+    """What a backward is given: the forward's inputs and results, gradients of the results (None for zeros), and
+    params, captured tensors and scale of the call.
+    """
 
-    functions: tuple[Any, ...]
-    tile_m: tuple[int, ...]
-    #: Of the last plan, which serves any length: keys of a KV tile, and how many CTAs take it together.
-    tile_n: int
-    cluster: int
-    workspace: tuple[int, ...]
-    #: Words of workspace for each worker beside those of query tiles: of dK and dV of a share of a walk.
-    parts: tuple[int, ...]
-    limits: tuple[int, ...]
-    #: Entries of the file's `gradients`.
-    rows: tuple[Mapping[str, Any], ...]
-    #: Wanted captured tensors whose gradient the kernel gives.
-    learned: tuple[str, ...]
-    #: Those that the blockwise reference gives: deterministic sums that the kernel would make by atomic additions.
-    referenced: tuple[str, ...]
-    #: Two runs may differ in their last bits.
-    varies: bool
-    #: Of the mask's tile map and tables, where it has them.
-    workspaces: tuple[Workspace, ...] = ()
-    loaded: Loaded | None = None
+    q: Any
+    k: Any
+    v: Any
+    o: Any
+    lse: Any
+    do: Any
+    dlse: Any
+    params: tuple[Any, ...]
+    tensors: tuple[Any, ...]
+    scale: float
 
 
-class Backward:
-    """Gradients of `names`: q, k, v and the captured tensors that the spec declares `grad`, in order of declaration."""
+class Backward(Variants):
+    """Gradients of `names`: the launch of their variant, or the blockwise reference."""
 
     def __init__(
         self,
@@ -78,119 +59,18 @@ class Backward:
         target: str,
         cache: KernelCache,
         *,
-        make: Callable[[tuple[str, ...]], KernelSource] | None = None,
+        make: Make | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.spec = spec
-        self.learned = tuple(t.name for t in spec.tensors if t.grad)
-        self.names = (*_QKV, *self.learned)
-        self.variants: dict[Wanted, Variant] = {}
+        super().__init__(spec, target, cache, make=make, progress=progress)
         #: dq, dk and dv of eager autograd are slices of one tensor (`views.unpack`).
         self.joint = False
         self._binder = binder
         self._scale = scale
-        self._target = target
-        self._cache = cache
-        self._make = make
-        self._progress = progress
-        self._sources: dict[tuple[str, ...], KernelSource] = {}
-        self._lock = threading.RLock()
         self._bhsd = spec.layout is Layout.BHSD
         self._padded = spec.layout is Layout.PADDED
         self._rewrites_do = rewrites_do(spec)
         self._heads_axis = 1 if spec.layout in (Layout.BHSD, Layout.VARLEN) else 2
-
-    # -- what is compiled ------------------------------------------------------------------------------------------
-
-    @property
-    def source(self) -> KernelSource:
-        """The generated backward file of all gradients; see `source_of`."""
-        return self.source_of(self.learned)
-
-    def source_of(self, learned: tuple[str, ...]) -> KernelSource:
-        """The generated backward file with the gradients of these captured tensors, planned and emitted at first use.
-
-        Raises: AttnError E04xx where no backward kernel serves the spec, E0505 for an Attention without a plan.
-        """
-        with self._lock:
-            if learned not in self._sources:
-                if self._make is None:
-                    raise error(
-                        "E0505",
-                        f"`{self.spec.name}` was made from a kernel file, which has no backward",
-                        helps=("build the spec", "call it under torch.no_grad(), or detach its inputs"),
-                    )
-                try:
-                    self._sources[learned] = self._make(learned)
-                except AttnError as reasons:
-                    raise AttnError(*(_with_way_out(d) for d in reasons.diagnostics)) from reasons
-            return self._sources[learned]
-
-    def wanted(self, names: Any) -> Wanted:
-        """A wanted set by names; True means all of them. Raises: AttnError E0601 for a name without a gradient."""
-        if names is True:
-            return (True,) * len(self.names)
-        chosen = [names] if isinstance(names, str) else list(names)
-        for name in chosen:
-            if name not in self.names:
-                raise error(
-                    "E0601",
-                    f"`{self.spec.name}` has no gradient of {name!r}",
-                    helps=(f"name some of {', '.join(self.names)}",),
-                )
-        return tuple(n in chosen for n in self.names)
-
-    def prepare(self, wanted: Wanted) -> Variant:
-        """The variant of a wanted set, compiled or loaded from the cache at first use.
-
-        Raises: as `source`; AttnError E0510 to E0520 (toolchain, cache), E0621 while a CUDA graph is captured.
-        """
-        found = self.variants.get(wanted)
-        if found is not None:
-            return found
-        if launch._capturing():
-            names = ", ".join(n for n, on in zip(self.names, wanted, strict=True) if on)
-            raise error(
-                "E0621",
-                f"the backward of `{self.spec.name}` for {names} is not compiled, and a CUDA graph is being captured",
-                notes=("compiling and loading code is no work of a stream: a graph cannot hold it",),
-                helps=("run forward and backward once before the capture, or call attn.compile(backward=True)",),
-            )
-        with self._lock:
-            if wanted not in self.variants:
-                self.variants[wanted] = self._variant(wanted)
-            return self.variants[wanted]
-
-    def _variant(self, wanted: Wanted) -> Variant:
-        asked = tuple(n for n, on in zip(self.learned, wanted[len(_QKV) :], strict=True) if on)
-        reduced = self.reduced()
-        learned = tuple(n for n in asked if n not in reduced)
-        source = self.source_of(learned)
-        meta = source.meta["backward"]
-        rows = tuple(meta["gradients"])
-        reached = {row["tensor"] for row in rows}
-        names = tuple(n for n, on in zip(self.names, wanted, strict=True) if on and (n in _QKV or n in reached))
-        loaded = None
-        if names:
-            loaded = load(source, self._target, self._cache, wanted=names, progress=self._progress)
-        added = {r["tensor"] for r in rows if r["kind"] in (GradientKind.ROW, GradientKind.ELEMENT)} | {"q"}
-        return Variant(
-            functions=loaded.functions if loaded is not None else (),
-            tile_m=tuple(int(p["tile_m"]) for p in meta["plans"]),
-            tile_n=int(meta["plans"][-1]["tile_n"]),
-            cluster=int(meta["plans"][-1].get("cluster", 1)),
-            workspace=tuple(int(p["workspace_per_tile"]) for p in meta["plans"]),
-            parts=tuple(int(p.get("part_words", 0)) for p in meta["plans"]),
-            limits=tuple(meta["limits"]),
-            rows=rows,
-            learned=learned,
-            referenced=tuple(n for n in asked if n in reduced),
-            varies=not meta["deterministic"] and not added.isdisjoint(names),
-            workspaces=workspaces_of(self.spec, source.meta, meta),
-            loaded=loaded,
-        )
-
-    # -- calls -----------------------------------------------------------------------------------------------------
 
     def run(
         self,
@@ -221,7 +101,7 @@ class Backward:
         """
         value = self._scale.of(params) if scale is None else number(scale, self.spec)
         if ready is None or not (q.numel() and k.numel()):
-            return self._without_launch(wanted, q, k, v, o, lse, do, dlse, params, tensors, value)
+            return self._without_launch(wanted, Given(q, k, v, o, lse, do, dlse, params, tensors, value))
         variant = self.variants.get(wanted) or self.prepare(wanted)
         if variant.varies and _deterministic():
             self._varies()
@@ -243,9 +123,9 @@ class Backward:
             self._launch(*call, ())
         else:
             by_name = dict(zip(self._binder.tensor_names, tensors, strict=True))
-            made, given = captured.buffers(self.spec, variant.rows, by_name, sizes)
+            made, buffers = captured.buffers(self.spec, variant.rows, by_name, sizes)
             if variant.functions:
-                self._launch(*call, given)
+                self._launch(*call, buffers)
             named = self._named(params)
             found = captured.gradients(self.spec, variant.rows, made, variant.learned, named, by_name, sizes)
         if in_parts:
@@ -254,7 +134,8 @@ class Backward:
                     partial.add_up(part, out, axis)
         if variant.referenced:
             names = frozenset(variant.referenced)
-            found |= self._reference(names, q, k, v, o, lse, do, dlse, params, tensors, value).captured
+            given = Given(q, k, v, o, lse, do, dlse, params, tensors, value)
+            found |= self._reference(names, given).captured
         return (
             dq if wanted[0] else None,
             dk if wanted[1] else None,
@@ -273,10 +154,6 @@ class Backward:
     def _longest(self, sizes: dict[str, int]) -> int:
         """The length by which a plan is chosen."""
         return max(sizes["seqlen_q"], sizes["seqlen_kv"])
-
-    def reduced(self) -> frozenset[str]:
-        """Captured tensors whose gradient the blockwise reference gives."""
-        return reduced_tensors(gradient_form(self.spec)) if self.spec.backward.deterministic else frozenset()
 
     def _launch(
         self,
@@ -339,54 +216,31 @@ class Backward:
                 failure = again
         raise contract.refused(f"the backward kernel of `{self.spec.name}`", failure) from failure
 
-    def _without_launch(
-        self,
-        wanted: Wanted,
-        q: Any,
-        k: Any,
-        v: Any,
-        o: Any,
-        lse: Any,
-        do: Any,
-        dlse: Any,
-        params: tuple[Any, ...],
-        tensors: tuple[Any, ...],
-        scale: float,
-    ) -> Gradients:
+    def _without_launch(self, wanted: Wanted, given: Given) -> Gradients:
         """The blockwise reference instead of a launch, on whatever device the tensors are: on the CPU, and where there
         are no rows, keys, heads or batch. An LSE without keys still is the sink's, whose gradient it passes on.
         """
         names = frozenset(n for n, on in zip(self.names, wanted, strict=True) if on)
-        got = self._reference(names, q, k, v, o, lse, do, dlse, params, tensors, scale)
+        got = self._reference(names, given)
         found: dict[str, Any] = dict(got.captured)
-        results: tuple[tuple[str, Any, Any], ...] = (("q", q, got.dq), ("k", k, got.dk), ("v", v, got.dv))
-        for name, x, wide in results:
+        for name, x, wide in (("q", given.q, got.dq), ("k", given.k, got.dk), ("v", given.v, got.dv)):
             if name in names:
                 found[name] = torch.empty_like(x).copy_(wide.transpose(1, 2) if self._bhsd else wide)
         return tuple(found[n] if n in names else None for n in self.names)
 
-    def _reference(
-        self,
-        names: frozenset[str],
-        q: Any,
-        k: Any,
-        v: Any,
-        o: Any,
-        lse: Any,
-        do: Any,
-        dlse: Any,
-        params: tuple[Any, ...],
-        tensors: tuple[Any, ...],
-        scale: float,
-    ) -> Any:
+    def _reference(self, names: frozenset[str], given: Given) -> Any:
         """`names` by the blockwise reference, in bshd."""
         from attngen.ref.backward import attention_backward
 
-        by_name = dict(zip(self._binder.tensor_names, tensors, strict=True))
-        do = torch.zeros_like(o) if do is None else do
-        q, k, v, o, do = (x.transpose(1, 2) if self._bhsd else x for x in (q, k, v, o, do))
+        do = torch.zeros_like(given.o) if given.do is None else given.do
+        wide = (given.q, given.k, given.v, given.o, do)
+        q, k, v, o, do = (x.transpose(1, 2) for x in wide) if self._bhsd else wide
+        params = self._named(given.params)
+        by_name = dict(zip(self._binder.tensor_names, given.tensors, strict=True))
         with captured.autograd_allowed():
-            return attention_backward(self.spec, q, k, v, o, lse, do, dlse, self._named(params), by_name, scale, names)
+            return attention_backward(
+                self.spec, q, k, v, o, given.lse, do, given.dlse, params, by_name, given.scale, names
+            )
 
     def _named(self, params: tuple[Any, ...]) -> dict[str, Any]:
         return {row[0]: value for row, value in zip(self._binder.params, params, strict=True)}
@@ -406,11 +260,3 @@ class Backward:
         if not torch.is_deterministic_algorithms_warn_only_enabled():
             raise fault
         warnings.warn(str(fault), UserWarning, stacklevel=2)
-
-
-def _with_way_out(d: Diagnostic) -> Diagnostic:
-    """A reason why no backward serves a spec whose forward is served."""
-    from dataclasses import replace
-
-    way = "without gradients the call works: use torch.no_grad(), or detach q, k, v and the captured tensors"
-    return replace(d, helps=(*d.helps, way))

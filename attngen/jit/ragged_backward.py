@@ -8,7 +8,7 @@ import torch
 
 from attngen.ir.types import Layout
 from attngen.jit import captured
-from attngen.jit.backward import Backward
+from attngen.jit.backward import Backward, Given
 from attngen.jit.shapes import sizes_of
 
 
@@ -32,27 +32,13 @@ class RaggedBackward(Backward):
         longest = super()._longest(sizes)
         return -(-longest // max(sizes["batch"], 1)) if self._varlen else longest
 
-    def _reference(
-        self,
-        names: frozenset[str],
-        q: Any,
-        k: Any,
-        v: Any,
-        o: Any,
-        lse: Any,
-        do: Any,
-        dlse: Any,
-        params: tuple[Any, ...],
-        tensors: tuple[Any, ...],
-        scale: float,
-    ) -> Any:
+    def _reference(self, names: frozenset[str], given: Given) -> Any:
         """`names` by the blockwise reference, in the layout of the call; waits for the lengths."""
         from attngen.ref.ragged import attention_backward
 
-        given = dict(zip(self._binder.tensor_names, tensors, strict=True))
-        lengths = {t.name: given.pop(t.name) for t in self.spec.lengths}
-        do = torch.zeros_like(o) if do is None else do
+        by_name = dict(zip(self._binder.tensor_names, given.tensors, strict=True))
+        lengths = {t.name: by_name.pop(t.name) for t in self.spec.lengths}
+        do = torch.zeros_like(given.o) if given.do is None else given.do
+        read = (given.q, given.k, given.v, given.o, given.lse, do, given.dlse, lengths, self._named(given.params))
         with captured.autograd_allowed():
-            return attention_backward(
-                self.spec, q, k, v, o, lse, do, dlse, lengths, self._named(params), given, scale, names
-            )
+            return attention_backward(self.spec, *read, by_name, given.scale, names)

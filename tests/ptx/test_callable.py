@@ -16,7 +16,7 @@ from test_epilogues import SPECS
 import attngen
 from attngen import samples
 from attngen.ir.types import Layout
-from attngen.jit import backward, launch
+from attngen.jit import launch, variants
 from attngen.jit.cache import Entry
 from attngen.jit.device import DeviceState
 from attngen.jit.kernel import Attention
@@ -43,7 +43,7 @@ def in_checker(attn: Attention, monkeypatch: pytest.MonkeyPatch) -> Attention:
     monkeypatch.setattr(launch, "_current_device", lambda: -1)
     monkeypatch.setattr(launch, "_raw_stream", lambda index: 7)
     monkeypatch.setattr(launch, "_capturing", lambda: False)
-    monkeypatch.setattr(backward, "load", load)
+    monkeypatch.setattr(variants, "load", load)
     module = load_text(attn.source.text, "callable")
     count = len(module.PLANS)
     attn.launcher.functions = tuple(entry(compile_module(module, i)) for i in range(count))

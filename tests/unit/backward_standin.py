@@ -18,7 +18,7 @@ import torch
 from attngen.ir.gradient import Contribution, GradientKind
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
-from attngen.jit import backward, launch
+from attngen.jit import launch, variants
 from attngen.jit.atoms import environment
 from attngen.jit.cache import Entry, KernelCache
 from attngen.jit.device import DeviceState
@@ -145,7 +145,7 @@ class Kernel:
 
 
 class Kernels:
-    """Stands for `load` in jit.backward: makes a Kernel for each wanted set and remembers it."""
+    """Stands for `load` in jit.variants: makes a Kernel for each wanted set and remembers it."""
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec
@@ -183,7 +183,7 @@ def attached(
     monkeypatch.setattr(launch, "_raw_stream", lambda index: 7)
     monkeypatch.setattr(launch, "_capturing", lambda: False)
     kernels = Kernels(spec)
-    monkeypatch.setattr(backward, "load", kernels)
+    monkeypatch.setattr(variants, "load", kernels)
     made = Attention(
         spec,
         standin.source(standin.plain()),

@@ -18,7 +18,7 @@ import backward_standin
 import jit_standin as standin
 import torch
 
-from attngen.jit import backward, launch
+from attngen.jit import launch, variants
 from attngen.jit.cache import Entry, KernelCache
 from attngen.jit.device import DeviceState
 from attngen.jit.kernel import Attention
@@ -33,7 +33,7 @@ def stubbed(spec: Any, function: Any, plans: int = 1, limits: tuple[int, ...] = 
         spec, source, "sm_90a", cache, backward=lambda captured: backward_standin.source(spec, captured)
     )
     loaded = Loaded((function,), Entry(Path(), Path(), ()), 0.0)
-    backward.load = lambda *_, **__: loaded  # type: ignore[assignment]
+    variants.load = lambda *_, **__: loaded  # type: ignore[assignment]
     launch._current_device, launch._raw_stream, launch._capturing = lambda: -1, lambda index: 0, lambda: False
     attention.launcher.functions = (function,) * plans
     attention.launcher.ready[-1] = (DeviceState(-1, 132), 132)

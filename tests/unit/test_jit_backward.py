@@ -18,8 +18,7 @@ from test_jit_captured import agree, inputs, losses
 from attngen.diag.diagnostic import AttnError, error
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
-from attngen.jit import backward as module
-from attngen.jit import launch
+from attngen.jit import launch, load
 from attngen.jit.cache import KernelCache
 from attngen.jit.kernel import Attention
 from attngen.jit.key import fingerprint
@@ -447,11 +446,9 @@ def test_a_generated_file_takes_these_arguments(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.dsl
 def test_compile_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attngen.jit import load
-
     monkeypatch.setattr(load, "use_workers", False)
     source = standin.source(PLAIN, body="HERE = True")
-    found = module.load(source, "sm_90a", KernelCache(tmp_path), wanted=("q",), progress=None)
+    found = load.load(source, "sm_90a", KernelCache(tmp_path), wanted=("q",), progress=None)
     assert len(found.functions) == 1
 
 
@@ -459,7 +456,7 @@ def test_compile_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_backward_that_the_dsl_refuses(tmp_path: Path) -> None:
     source = standin.source(PLAIN, body="raise ValueError('edited badly')")
     with pytest.raises(AttnError, match="edited badly") as caught:
-        module.load(source, "sm_90a", KernelCache(tmp_path), wanted=("q",), progress=None)
+        load.load(source, "sm_90a", KernelCache(tmp_path), wanted=("q",), progress=None)
     assert caught.value.code == "E0512"
 
 

@@ -15,10 +15,10 @@ from attngen.diag.diagnostic import AttnError
 from attngen.emit.backward import emit_backward
 from attngen.emit.module import emit
 from attngen.jit import launch
-from attngen.jit.backward import Variant
 from attngen.jit.cache import KernelCache
 from attngen.jit.device import DeviceState
 from attngen.jit.kernel import Attention
+from attngen.jit.variants import Variant
 from attngen.ref import blockwise, ragged
 from attngen.search import plan
 from attngen.search_backward import plan_backward

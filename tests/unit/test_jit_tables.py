@@ -11,7 +11,7 @@ import torch
 from attngen.diag.diagnostic import AttnError
 from attngen.emit.backward import emit_backward
 from attngen.emit.module import emit
-from attngen.jit import backward, kernel, launch
+from attngen.jit import kernel, launch, variants
 from attngen.jit.cache import Entry, KernelCache
 from attngen.jit.device import DeviceState
 from attngen.jit.kernel import Attention
@@ -59,7 +59,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     monkeypatch.setattr(launch, "_capturing", lambda: False)
     made = Calls()
     monkeypatch.setattr(kernel, "load", made)
-    monkeypatch.setattr(backward, "load", made)
+    monkeypatch.setattr(variants, "load", made)
     return made
 
 

@@ -15,7 +15,7 @@ from attngen.emit.module import emit
 from attngen.ir.plan import PlanSet
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.tile_map import map_words
-from attngen.jit import backward, kernel, launch
+from attngen.jit import kernel, launch, variants
 from attngen.jit.cache import Entry, KernelCache
 from attngen.jit.device import DeviceState
 from attngen.jit.load import Loaded
@@ -260,7 +260,7 @@ def test_calls_bring_memory_and_compile_once(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(launch, "_capturing", lambda: False)
     calls = Calls()
     monkeypatch.setattr(kernel, "load", calls)
-    monkeypatch.setattr(backward, "load", calls)
+    monkeypatch.setattr(variants, "load", calls)
     spec = written(GIVEN.format(128), "backward { deterministic = true }")
     attn = kernel.Attention(
         spec, emit(plan(spec)), "sm_90a", KernelCache(tmp_path), backward=lambda _: emit_backward(plan_backward(spec))
