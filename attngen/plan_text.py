@@ -170,7 +170,8 @@ def _plan(p: KernelPlan) -> Iterator[str]:
     roles = ", ".join(f"{r.name} {r.registers}" for r in s.roles if r.name != "idle")
     yield f"  registers  {mem.fragment_registers} of {mem.register_limit} for fragments ({split})"
     yield f"             launch {p.launch.launch_registers}, {roles}"
-    yield f"  schedule   {p.launch.threads} threads, order {s.order}" + (
+    pairs = ", clusters of 2 CTAs with row tiles side by side, K and V multicast" if p.launch.pairs_ctas else ""
+    yield f"  schedule   {p.launch.threads} threads, order {s.order}{pairs}" + (
         (", warpgroups take turns" if s.pingpong else "")
         + (f", {s.pack} query heads of a KV head in a row tile" if s.pack > 1 else "")
     )

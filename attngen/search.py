@@ -70,7 +70,10 @@ def plan_candidate(spec: AttentionSpec, form: MaskForm, candidate: Candidate, o_
         return memory
     mask = plan_mask(form, compute.warpgroups, tile_map(spec) if spec.block_sparse is not None else None)
     hints = spec.schedule
-    schedule = plan_schedule(compute, mask, memory, hints.order, hints.pingpong, hints.pack_gqa or 1)
+    launch = plan_launch(compute, mask, hints.cluster)
+    if isinstance(launch, Reject):
+        return launch
+    schedule = plan_schedule(compute, mask, memory, hints.order, hints.pingpong, hints.pack_gqa or 1, launch.cluster[0])
     if isinstance(schedule, Reject):
         return schedule
     return KernelPlan(
@@ -79,7 +82,7 @@ def plan_candidate(spec: AttentionSpec, form: MaskForm, candidate: Candidate, o_
         mask=mask,
         schedule=schedule,
         memory=memory,
-        launch=plan_launch(compute),
+        launch=launch,
         cost=tile_cost(spec, compute),
     )
 
@@ -227,9 +230,11 @@ def choose(served: list[KernelPlan]) -> tuple[tuple[KernelPlan, ...], tuple[int,
     return tuple(served[i] for i in plans), limits
 
 
-def skeleton(p: KernelPlan) -> tuple[bool, bool, bool]:
-    """What a kernel's text fixes for all its plans: the place of O, turns, and whose rows bound a warpgroup's tiles."""
-    return p.memory.o_in_q, p.schedule.pingpong, p.mask.ranges_per_warpgroup
+def skeleton(p: KernelPlan) -> tuple[bool, bool, bool, bool]:
+    """What a kernel's text fixes for all its plans: the place of O, turns, whose rows bound a warpgroup's tiles, and
+    whether CTAs go in pairs.
+    """
+    return p.memory.o_in_q, p.schedule.pingpong, p.mask.ranges_per_warpgroup, p.launch.pairs_ctas
 
 
 def _times(served: list[KernelPlan]) -> tuple[tuple[int, ...], list[KernelPlan], list[list[float]]]:

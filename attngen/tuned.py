@@ -56,7 +56,7 @@ def plain_class(spec: AttentionSpec) -> str | None:
 def is_tunable(spec: AttentionSpec) -> bool:
     """Whether the spec leaves its plan to the search."""
     s = spec.schedule
-    return (s.tile_m, s.tile_n, s.stages, s.order, s.pingpong, s.pack_gqa) == (None,) * 6
+    return (s.tile_m, s.tile_n, s.stages, s.order, s.pingpong, s.pack_gqa, s.cluster) == (None,) * 7
 
 
 def path_of(root: Path, target: str) -> Path:

@@ -63,7 +63,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "5a31e5309c94fe1ff6a6a4363a59dfa48706a3e9b0f254f9d409909ca7c8bff2",
-    "body_sha256": "c656cccfacf56d9d2a527ec331d0f885bed7f5f75b8e993042dac34e8ed746f0",
+    "body_sha256": "98f21b4836915f0b31516d417195086d13d47f1e8239e2ca43aebdd231221a6d",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -240,7 +240,7 @@ def arrive_at(bar, condition):
     """Arrive at an mbarrier of any CTA of the cluster, once for each lane that may.
 
     What is given back has been read, by WGMMAs that are waited for: nothing else has to be visible to the other CTA. A
-    release for the cluster would wait until every addition to global memory is done.
+    release for the cluster would wait until all that was written to global memory is there.
     """
     cute.arch.inline_ptx(
         "mbarrier.arrive.release.cta.shared::cluster.b64 _, [{$r0}];", read_only_args=[bar], predicate=condition

@@ -11,7 +11,7 @@ from attngen.emit.score import NO_SCORE, spell_score
 from attngen.emit.spell import call_text, common_fields, formula, uses
 from attngen.emit.tables import build_arguments
 from attngen.emit.view import Formula, Output
-from attngen.emit.view_forward import KernelView, PackView, PlanView, RowResult
+from attngen.emit.view_forward import KernelView, PackView, PairView, PlanView, RowResult
 from attngen.ir.expr import Atom
 from attngen.ir.plan import KernelPlan, PlanSet, Rescale
 from attngen.ir.spec import AttentionSpec
@@ -84,20 +84,21 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         o_in_q_buffer=in_q,
         q_empty_arrivals=1 if in_q else 4,
         q_empty_note="the warp that stores O" if in_q else "the warps of the warpgroup",
-        **_order(plan_set, spec.layout.is_ragged),
-        pack=_pack(first.schedule.pack),
-        **_rows(spec, stages_o),
+        pack=(pack := _pack(first.schedule.pack)),
+        pair=(pair := _pair(first.launch.pairs_ctas, pack)),
+        **_order(plan_set, spec.layout.is_ragged, pair),
+        **_rows(spec, stages_o, pair),
     )
 
 
-def _order(plan_set: PlanSet, is_ragged: bool) -> dict[str, Any]:
+def _order(plan_set: PlanSet, is_ragged: bool, pair: PairView) -> dict[str, Any]:
     """The fields about the order of row tiles: plans walk groups of heads, or head by head, or some do either."""
     grouped = [p.schedule.l2_group_bytes > 0 for p in plan_set.plans]
     mixed = any(grouped) and not all(grouped)
     note = "Head by head, last rows first."
     if any(grouped):
         note = f"Longest row tiles first, heads of a group{' (or one)' * mixed} side by side."
-    walk = "m_blocks, group_heads" if any(grouped) else "m_blocks"
+    walk = f"{pair.blocks}, group_heads" if any(grouped) else pair.blocks
     return {
         "has_groups": any(grouped),
         "mixes_orders": mixed,
@@ -126,7 +127,30 @@ def _pack(group: int) -> PackView:
     )
 
 
-def _rows(spec: AttentionSpec, stages_o: bool) -> dict[str, Any]:
+def _pair(on: bool, pack: PackView) -> PairView:
+    queries = pack.tile_queries
+    if not on:
+        return PairView(
+            is_on=False,
+            blocks="m_blocks",
+            blocks_of="p.m_blocks",
+            block="p.m_blocks - 1 - row",
+            whose_block="m_block",
+            first_query=f"m_block * {queries}",
+            queries=queries,
+        )
+    return PairView(
+        is_on=True,
+        blocks="m_pairs",
+        blocks_of="p.m_pairs",
+        block="2 * (p.m_pairs - 1 - row) + p.rank",
+        whose_block="m_block of this CTA",
+        first_query=f"m_block // 2 * (2 * {queries})",
+        queries=f"2 * {queries}",
+    )
+
+
+def _rows(spec: AttentionSpec, stages_o: bool, pair: PairView) -> dict[str, Any]:
     """The fields about packed sequences, and about where rows of O and of row results lie."""
     varlen, ragged = spec.layout is Layout.VARLEN, spec.layout.is_ragged
     rows = [n for n, on in (("mLSE", spec.normalizer is Normalizer.SOFTMAX), ("max_logit", spec.max_logit)) if on]
@@ -138,7 +162,7 @@ def _rows(spec: AttentionSpec, stages_o: bool) -> dict[str, Any]:
         "row_tiles": "total_q // self.tile_m + sequences"
         if varlen
         else "cute.ceil_div(total_q, self.tile_m) * sequences",
-        "tiles": "row_tiles * cute.size(mQ, mode=[2])" if ragged else "m_blocks * heads",
+        "tiles": "row_tiles * cute.size(mQ, mode=[2])" if ragged else f"{pair.blocks} * heads",
         "seq_order_note": "2 * batch + 3" if varlen else "2 * batch + 1",
     }
 

@@ -51,6 +51,22 @@ class PackView:
 
 
 @dataclass(frozen=True)
+class PairView:
+    """What differs where a cluster of two CTAs takes two row tiles side by side (`is_on`)."""
+
+    is_on: bool
+    #: The number of row tiles, or of pairs of them, of a head, in the kernel and of the problem.
+    blocks: str
+    blocks_of: str
+    #: This CTA's row tile from the place of its (pair's) in the order, and what it is.
+    block: str
+    whose_block: str
+    #: The first query and the number of queries of the row tiles whose KV tiles are loaded together.
+    first_query: str
+    queries: str
+
+
+@dataclass(frozen=True)
 class KernelView(CommonView):
     """Everything the forward's templates read."""
 
@@ -82,6 +98,7 @@ class KernelView(CommonView):
     least_heads: int
     order_note: str
     pack: PackView
+    pair: PairView
     walk_arguments: str
     stored_o: str
     packed_rows: tuple[RowResult, ...]

@@ -167,6 +167,11 @@ class LaunchPlan(Node):
     cluster: tuple[int, int, int]
     launch_registers: int
 
+    @property
+    def pairs_ctas(self) -> bool:
+        """Whether two CTAs are a cluster."""
+        return self.cluster != (1, 1, 1)
+
 
 class Cost(Node):
     """Cycles of one full tile on one SM by unit, and the ranking estimate. Rooflines: max of the first four."""

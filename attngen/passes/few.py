@@ -43,9 +43,10 @@ class Pace(NamedTuple):
 
 def paces(plans: PlanSet) -> tuple[Pace, ...]:
     """The pace of each plan; none where the length must decide: a map (whose memory is laid out for a plan), or ragged
-    batches (whose tiles the host cannot count).
+    batches (whose tiles the host cannot count), or clusters (that were asked for, and go by pairs).
     """
-    if plans.plans[0].mask.map is not None or plans.spec.layout.is_ragged:
+    first = plans.plans[0]
+    if first.mask.map is not None or plans.spec.layout.is_ragged or first.launch.pairs_ctas:
         return ()
     return tuple(_pace(p) for p in plans.plans)
 

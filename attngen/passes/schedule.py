@@ -23,13 +23,19 @@ def takes_turns(compute: ComputePlan, mask: MaskPlan) -> bool:
 
 
 def plan_schedule(
-    compute: ComputePlan, mask: MaskPlan, memory: MemoryPlan, order: str | None, pingpong: bool | None, pack: int = 1
+    compute: ComputePlan,
+    mask: MaskPlan,
+    memory: MemoryPlan,
+    order: str | None,
+    pingpong: bool | None,
+    pack: int = 1,
+    ctas: int = 1,
 ) -> SchedulePlan | Reject:
     """Assign roles and write down who arrives where.
 
     Rewrite   tile -> persistent CTAs, one TMA producer warp, `warpgroups` consumers that issue their GEMMs in turn
     Keeps     one producer and one consumer group for each pipeline; full: one arrival and the bytes, empty: one arrival
-              of each consumer warp
+              of each consumer warp, of all `ctas` of a cluster where K and V go to all of them
     Rejects   ping-pong that was asked for and has one warpgroup only
     Sources   FlashAttention-3 section 3.1 (ping-pong); LPT: Graham 1969
     """
@@ -57,9 +63,10 @@ def plan_schedule(
 
     pipelines = (
         pipeline("q", "sQ", n, q_bytes, 1 if memory.o_in_q else 4, "one warpgroup each"),
-        pipeline("k", "sK", memory.kv_stages, k_bytes, 4 * n),
-        pipeline("v", "sV", memory.kv_stages, v_bytes, 4 * n),
+        pipeline("k", "sK", memory.kv_stages, k_bytes, 4 * n * ctas),
+        pipeline("v", "sV", memory.kv_stages, v_bytes, 4 * n * ctas),
         pipeline("mailbox", "slot", 1, 0, 4 * n),
+        *([pipeline("ticket", "ticket", 1, 4, 1, "the producer of CTA 1")] if ctas > 1 else []),
     )
     turn = n > 1 and (takes_turns(c, mask) if pingpong is None else pingpong)
     named = (

@@ -11,6 +11,7 @@ from attngen.ir.expr import tensors_of
 from attngen.ir.plan import PACKS
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout
+from attngen.passes.launch import CLUSTERS, unpaired
 from attngen.passes.packing import unpackable
 from attngen.passes.parts import Part, gaps, is_composed, parts, pick
 from attngen.passes.selected import SELECTED, SIZES, is_selected, selected_spec
@@ -84,9 +85,10 @@ def _gaps(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
             spec.block_sparse.span or spec.span,
             "leave the clause out, or use layout = bshd or bhsd",
         )
-    unpacked = unpackable(spec)
+    unpacked, ctas = unpackable(spec), s.cluster or (1, 1)
     hints: tuple[tuple[str, object, str], ...] = (
-        ("a cluster", s.cluster if s.cluster not in (None, (1, 1)) else None, "leave `cluster` out"),
+        (f"a cluster of {ctas[0]} x {ctas[1]}", ctas not in CLUSTERS or None, "use 2 x 1, or leave `cluster` out"),
+        (f"a cluster with {unpaired(spec)}", (ctas == (2, 1) and unpaired(spec)) or None, "leave `cluster` out"),
         ("split_kv", s.split_kv if s.split_kv not in (None, 1) else None, "leave `split_kv` out"),
         ("this pack_gqa", s.pack_gqa if s.pack_gqa not in (None, *PACKS) else None, "use 2, 4 or 8"),
         (f"pack_gqa with {unpacked}", ((s.pack_gqa or 1) > 1 and unpacked) or None, "leave `pack_gqa` out"),

@@ -21,6 +21,13 @@ _BARRIER_CALLS = {
     "cute.arch.mbarrier_arrive": "arrive",
     "cute.arch.mbarrier_arrive_and_expect_tx": "announce",
     "cute.arch.mbarrier_init": "init",
+    "arrive_at": "arrive in cluster",
+}
+#: Calls of a cluster that say all by their name.
+_CLUSTER_CALLS = {
+    "cute.arch.cluster_arrive": "cluster arrive",
+    "cute.arch.cluster_arrive_relaxed": "cluster arrive relaxed",
+    "cute.arch.cluster_wait": "cluster wait",
 }
 _NAMED_CALLS = {"cute.arch.barrier": "sync", "cute.arch.barrier_arrive": "arrive"}
 _METHODS = ("rings.k.", "rings.v.", "ring.acquire", "turn.wait", "turn.pass_on", "w.turn.wait", "w.turn.pass_on")
@@ -49,6 +56,12 @@ def _event(call: ast.Call) -> str | None:
         barrier = _base(given["barrier_id"]) if "barrier_id" in given else "cta"
         threads = f" {ast.unparse(given['number_of_threads'])}" if "number_of_threads" in given else ""
         return f"{barrier} {_NAMED_CALLS[name]}{threads}"
+    if name in _CLUSTER_CALLS:
+        return _CLUSTER_CALLS[name]
+    if name == "cute.arch.store_async_dsmem":
+        return f"{_base(call.args[2])} store at {ast.unparse(call.args[3])}"
+    if name == "cute.arch.map_dsmem_ptr":
+        return f"{_base(call.args[0])} mapped to {ast.unparse(call.args[1])}"
     if name == "self.load_kv" and len(call.args) > 1:
         return f"{dotted(call.args[1])} fill"
     if name.startswith(_METHODS):
@@ -58,7 +71,9 @@ def _event(call: ast.Call) -> str | None:
 
 
 def _base(e: ast.expr) -> str:
-    """`rings.q_full + wg` -> `rings.q_full`."""
+    """`rings.q_full + wg` -> `rings.q_full`; what is mapped to another CTA, by its own name."""
+    if isinstance(e, ast.Call) and e.args:
+        return _base(e.args[0])
     return dotted(e.left) if isinstance(e, ast.BinOp) else dotted(e)
 
 
@@ -119,10 +134,33 @@ def wanted(plan: KernelPlan, ragged: bool = False) -> Events:
     classes["Ring.acquire"] = Counter({"self.empty wait": 1, "self.full announce": 1})
     classes["Ring.wait"] = Counter({"self.full wait": 1})
     classes["Ring.release"] = Counter({"self.empty arrive": 1})
+    if plan.launch.pairs_ctas:
+        _of_pairs(classes)
     if plan.schedule.pingpong:
         classes["Turn.wait"] = Counter({f"BARRIER_TURN sync {threads['turn']}": 1})
         classes["Turn.pass_on"] = Counter({f"BARRIER_TURN arrive {threads['turn']}": 1})
     return classes
+
+
+def _of_pairs(classes: Events) -> None:
+    """What a cluster changes: K and V are given back to both CTAs, CTA 0 tells tickets, both begin and end as one."""
+    kernel = classes["AttentionForward.kernel"]
+    kernel -= Counter({"cta sync": 1, "ring.empty init warps": 1})
+    kernel += Counter({f"rings.ticket_{end} init 1": 1 for end in ("full", "empty")})
+    kernel += Counter(["ring.empty init 2 * warps", "cluster arrive relaxed", "cluster arrive"])
+    kernel["cluster wait"] = 2
+    classes["AttentionForward.pass_ticket"] = Counter(
+        [
+            "rings.ticket_empty wait",
+            "rings.ticket_full store at 1",
+            "rings.ticket_full announce",
+            "rings.ticket_full wait",
+            "rings.ticket_empty mapped to 0",
+            "rings.ticket_empty arrive in cluster",
+        ]
+    )
+    classes["Ring.__init__"] = Counter({"empty mapped to lane % 2": 1})
+    classes["Ring.release"] = Counter({"self.empty_of arrive in cluster": 1})
 
 
 def ledger_faults(tree: ast.Module, plan: KernelPlan, ragged: bool = False) -> list[str]:

@@ -162,13 +162,16 @@ def _barriers(plan: KernelPlan) -> Iterator[Check]:
     yield turns == (c.warpgroups if s.pingpong else 0), f"schedule: {turns} turns for {c.warpgroups} warpgroups"
     yield len(s.named_barriers) == len(wanted), f"schedule: {len(s.named_barriers)} named barriers of {len(wanted)}"
     yield not s.pingpong or c.warpgroups > 1, "schedule: one warpgroup has nobody to take turns with"
-    names = [p.name for p in s.pipelines]
-    yield names == ["q", "k", "v", "mailbox"], f"schedule: pipelines {names}"
+    names, ctas = [p.name for p in s.pipelines], plan.launch.cluster[0]
+    told = ["ticket"] if ctas > 1 else []
+    yield names == ["q", "k", "v", "mailbox", *told], f"schedule: pipelines {names}"
     hosts = {b.name: b for b in m.buffers}
-    stages = {"q": c.warpgroups, "k": m.kv_stages, "v": m.kv_stages, "mailbox": 1}
-    buffers = {"q": "sQ", "k": "sK", "v": "sV", "mailbox": "slot"}
+    stages = {"q": c.warpgroups, "k": m.kv_stages, "v": m.kv_stages, "mailbox": 1, "ticket": 1}
+    buffers = {"q": "sQ", "k": "sK", "v": "sV", "mailbox": "slot", "ticket": "ticket"}
+    warps = 4 * c.warpgroups
+    empties = {"q": 1 if m.o_in_q else 4, "k": ctas * warps, "v": ctas * warps, "mailbox": warps, "ticket": 1}
     for p in s.pipelines:
-        empty = (1 if m.o_in_q else 4) if p.name == "q" else 4 * c.warpgroups
+        empty = empties.get(p.name)
         arrivals = (p.full_arrivals, p.empty_arrivals)
         yield arrivals == (1, empty), f"schedule: pipeline {p.name} arrivals {arrivals}, not {(1, empty)}"
         yield p.stages == stages.get(p.name), f"schedule: pipeline {p.name} has {p.stages} stages"
@@ -176,7 +179,7 @@ def _barriers(plan: KernelPlan) -> Iterator[Check]:
         yield p.producer == "producer", f"schedule: pipeline {p.name} is produced by {p.producer}"
         yield p.consumer != p.producer, f"schedule: pipeline {p.name} has one role at both ends"
         host = hosts.get(p.buffer)
-        bytes_ = _size(host) // host.shape[2] if host is not None and host.shape[2] else 0
+        bytes_ = _size(host) // host.shape[2] if host is not None and host.shape[2] else 4 if p.name == "ticket" else 0
         yield (
             p.stage_bytes == bytes_,
             f"schedule: pipeline {p.name} announces {p.stage_bytes} bytes, a stage is {bytes_}",
@@ -191,7 +194,8 @@ def _launch(plan: KernelPlan) -> Iterator[Check]:
     yield at_launch * threads <= 65536 and at_launch % 8 == 0, f"launch: {at_launch} registers for {threads} threads"
     low, high = plan.schedule.roles[0].registers, plan.schedule.roles[-1].registers
     yield low <= at_launch <= high, f"launch: {at_launch} registers, setmaxnreg goes down to {low} and up to {high}"
-    yield launch.cluster == (1, 1, 1), f"launch: cluster {launch.cluster}"
+    yield launch.cluster in ((1, 1, 1), (2, 1, 1)), f"launch: cluster {launch.cluster}"
+    yield not launch.pairs_ctas or plan.mask.map is None, "launch: row tiles of a pair have maps of their own"
 
 
 def _mask(plan: KernelPlan) -> Iterator[Check]:
@@ -204,7 +208,8 @@ def _mask(plan: KernelPlan) -> Iterator[Check]:
     yield mask.has_right_edge or mask.form.is_full or _only_lower(plan), "mask: no masked tiles for a right edge"
     yield mask.has_interior or not mask.form.is_full, "mask: a full mask without unmasked tiles"
     extremes = any(isinstance(t, Extreme) for t in mask.form.tables)
-    yield not extremes or cover(plan.compute.tile_m), "mask: two windows of rows do not cover a tile"
+    rows = plan.compute.tile_m * plan.launch.cluster[0]
+    yield not extremes or cover(rows), "mask: two windows of rows do not cover a tile"
     both = mask.has_right_edge and mask.has_interior and not mask.ranges_per_warpgroup
     yield both or mask.map is None, "mask: a map tells of masked and unmasked tiles, of a whole row tile"
     yield not mask.has_left_edge or mask.has_interior, "mask: a left edge without an interior"

@@ -68,6 +68,7 @@ def source_faults(text: str, plan_set: PlanSet, tree: ast.Module | None = None) 
         *_numbers(tree, plan_set),
         *table_faults(tree, "AttentionForward", plan_set.plans[0].mask.form, meta_of(tree)),
         *ledger_faults(tree, plan_set.plans[0], plan_set.spec.layout.is_ragged),
+        *_clusters(tree, plan_set.plans[0].launch.cluster),
     ]
 
 
@@ -140,7 +141,8 @@ def _names(tree: ast.Module, nodes: Sequence[ast.AST], plan_set: PlanSet) -> Ite
         for n in scope.body
         if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
     ]
-    wanted = ["mbarriers", "mailbox", "sQ", *(["sO"] if own else []), "sK", "sV"]
+    ticket = ["ticket"] if plan_set.plans[0].launch.pairs_ctas else []
+    wanted = ["mbarriers", "mailbox", *ticket, "sQ", *(["sO"] if own else []), "sK", "sV"]
     wanted += ["sDistance"] if any(b.name == "sDistance" for b in plan_set.plans[0].memory.buffers) else []
     if fields != wanted:
         yield f"shared memory holds {', '.join(fields)}, the plan {', '.join(wanted)}"
@@ -203,6 +205,24 @@ def _numbers(tree: ast.Module, plan_set: PlanSet) -> Iterator[str]:
         yield "ATTN_META names another spec or other limits"
     elif [p.get("name") for p in meta.get("plans", ())] != [p.name for p in plan_set.plans]:
         yield "ATTN_META lists other plans"
+
+
+def _clusters(tree: ast.Module, ctas: tuple[int, int, int]) -> Iterator[str]:
+    """The launch's clusters, and the CTAs that K and V are sent to."""
+    said = {
+        k.arg: ast.unparse(k.value)
+        for name in ("__call__", "load_kv")
+        for n in ast.walk(_method(tree, "AttentionForward", name))
+        if isinstance(n, ast.Call)
+        for k in n.keywords
+        if k.arg in ("cluster", "mcast_mask")
+    }
+    pairs = ctas != (1, 1, 1)
+    wanted = {"cluster": str(list(ctas)), "mcast_mask": f"cutlass.Int16({2 ** ctas[0] - 1})"} if pairs else {}
+    if said.get("cluster") != wanted.get("cluster"):
+        yield f"__call__: cluster is {said.get('cluster', 'none')}, the plan says {wanted.get('cluster', 'none')}"
+    if said.get("mcast_mask") != wanted.get("mcast_mask"):
+        yield f"load_kv: K and V go to CTAs {said.get('mcast_mask', 'own')}, the plan has {ctas[0]} in a cluster"
 
 
 def meta_of(tree: ast.Module) -> Any:

@@ -61,6 +61,10 @@ def test_example(file: Path, name: str) -> None:
     check(specs.resolve(file, name, Options()))
 
 
+def test_clusters() -> None:
+    check(specs.resolve(ROOT / "examples" / "causal.attn", "causal", Options.parse({"cluster": "2x1"})))
+
+
 @pytest.mark.parametrize("entry", REST_OF_GALLERY, ids=lambda e: e.example)
 def test_rest_of_gallery(entry) -> None:
     spec = specs.resolve(ROOT / "examples" / f"{entry.example}.attn", entry.name, Options.parse(entry.overrides))

@@ -20,6 +20,7 @@ SPECS = {
     "in_q": "head_dim = 256\n  mask = kv_idx <= q_pos and q_pos - kv_idx < 99\n  schedule { tile = 128 x 80 }",
     "alone": "head_dim = 64\n  mask = kv_idx <= q_pos\n  schedule { tile = 64 x 128 }",
     "full": "head_dim = 72, v = 40\n  dtype = fp16\n  schedule { tile = 192 x 96 }",
+    "pairs": "head_dim = 64\n  mask = kv_idx <= q_pos\n  schedule { tile = 128 x 128, cluster = 2 x 1 }",
 }
 
 
@@ -42,6 +43,7 @@ def test_the_specs_reach_every_branch_of_the_ledger() -> None:
     assert {p.memory.o_in_q for p in first.values()} == {True, False}
     assert {p.schedule.pingpong for p in first.values()} == {True, False}
     assert {p.mask.ranges_per_warpgroup for p in first.values()} == {True, False}
+    assert {p.launch.pairs_ctas for p in first.values()} == {True, False}
 
 
 METHOD = "AttentionForward"
@@ -134,6 +136,28 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
     ),
     "no barrier after the inits": (
         "causal", "        cute.arch.barrier()\n", "", f"{METHOD}.kernel: `cta sync` stands 0 times",
+    ),
+    "given back to one CTA": (
+        "pairs", "cute.arch.map_dsmem_ptr(empty, lane % 2)", "cute.arch.map_dsmem_ptr(empty, 0)",
+        "Ring.__init__: `empty mapped to 0` stands 1 times",
+    ),
+    "arrivals of one CTA": (
+        "pairs", "cute.arch.mbarrier_init(ring.empty + s, 2 * warps)", "cute.arch.mbarrier_init(ring.empty + s, warps)",
+        f"{METHOD}.kernel: `ring.empty init warps` stands 1 times",
+    ),
+    "leaves before the other": (
+        "pairs", "        cute.arch.cluster_arrive()  # ", "        # ",
+        f"{METHOD}.kernel: `cluster arrive` stands 0 times",
+    ),
+    "no cluster": (
+        "pairs", "            cluster=[2, 1, 1],\n", "", "__call__: cluster is none, the plan says [2, 1, 1]",
+    ),
+    "a cluster": (
+        "causal", "min_blocks_per_mp=1,\n", "min_blocks_per_mp=1,\n            cluster=[2, 1, 1],\n",
+        "__call__: cluster is [2, 1, 1], the plan says none",
+    ),
+    "half a tile for one": (
+        "pairs", "mcast_mask=cutlass.Int16(3)", "mcast_mask=cutlass.Int16(1)", "load_kv: K and V go to CTAs",
     ),
     "turn not passed on": (
         "causal", "        w.turn.pass_on()\n        warpgroup.wait_group(1)\n", "        warpgroup.wait_group(1)\n",
@@ -242,7 +266,8 @@ def test_every_synchronising_line_is_needed(name: str) -> None:
     """Remove each line that synchronises, one at a time: the ledger misses every one of them."""
     text, plans = emitted(name)
     lines = text.splitlines(keepends=True)
-    words = ("rings.k.", "rings.v.", "mbarrier_arrive", "mbarrier_wait(", "turn.wait()", "pass_on()", "arch.barrier")
+    words = ("rings.k.", "rings.v.", "mbarrier_arrive", "mbarrier_wait(", "turn.wait()", "pass_on()", "arch.barrier",
+             "arrive_at(", "cluster_wait(", "cluster_arrive_relaxed(", "store_async")  # fmt: skip
     inside = range(next(i for i, line in enumerate(lines) if line.startswith("class Ring")), len(lines))
     calls = [
         i for i in inside

@@ -118,8 +118,8 @@ def test_a_gpu_of_the_target_is_refused_when_it_is_built(monkeypatch: pytest.Mon
 
 
 def test_a_wish_of_the_schedule_is_an_error_everywhere() -> None:
-    with pytest.raises(AttnError, match=r"E0402.*a cluster"):
-        attngen.build(text("head_dim = 64\n  schedule { cluster = 2 x 1 }"))
+    with pytest.raises(AttnError, match=r"E0402.*a cluster of 4 x 1"):
+        attngen.build(text("head_dim = 64\n  schedule { cluster = 4 x 1 }"))
     with pytest.raises(AttnError, match=r"E0401"):
         attngen.build(text("head_dim = 64"), target="sm_77")
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from builders import CAUSAL, FLAG_K, MASKS, QP, B, H, K, Q, S, W, f, load, spec
 from cases import ALL_MASKS
 
-from attngen.ir.plan import ComputePlan, MaskPlan, MemoryPlan, Rescale
+from attngen.ir.plan import ComputePlan, LaunchPlan, MaskPlan, MemoryPlan, Rescale
 from attngen.ir.spec import AttentionSpec
+from attngen.ir.tables import Extreme
 from attngen.ir.types import DType
 from attngen.passes.base import Reject
 from attngen.passes.compute import (
@@ -295,9 +298,18 @@ def test_ping_pong() -> None:
     ("warpgroups", "threads", "registers"), [(1, 256, 240), (2, 384, 168), (3, 512, 128), (4, 640, 96)]
 )
 def test_launch(warpgroups: int, threads: int, registers: int) -> None:
-    found = plan_launch(computed(64, None, warpgroups, 64))
-    assert (found.threads, found.launch_registers, found.cluster) == (threads, registers, (1, 1, 1))
+    for cluster, ctas in ((None, (1, 1, 1)), ((2, 1), (2, 1, 1))):
+        found = plan_launch(computed(64, None, warpgroups, 64), masked("causal"), cluster)
+        assert isinstance(found, LaunchPlan)
+        assert (found.threads, found.launch_registers, found.cluster) == (threads, registers, ctas)
     assert threads * registers <= 65536
+
+
+def test_row_tiles_side_by_side_need_windows_of_bounds_that_hold_them() -> None:
+    rows = MaskPlan.model_construct(form=SimpleNamespace(tables=(Extreme.model_construct(),)))
+    assert isinstance(plan_launch(computed(64, None, 2, 64), rows, (2, 1)), LaunchPlan)
+    found = plan_launch(computed(64, None, 3, 64), rows, (2, 1))
+    assert found == Reject("launch", "two windows of bounds do not cover the 384 rows of a cluster", 2.0)
 
 
 def test_cycles_of_a_tile() -> None:

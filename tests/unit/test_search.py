@@ -278,7 +278,8 @@ def test_e0402_names_what_is_not_served(name: str) -> None:
 @pytest.mark.parametrize(
     ("entry", "what", "place"),
     [
-        ("cluster = 2 x 1", "a cluster", "cluster"),
+        ("cluster = 1 x 2", "a cluster of 1 x 2", "cluster"),
+        ("cluster = 4 x 1", "a cluster of 4 x 1", "cluster"),
         ("split_kv = 4", "split_kv", "split_kv"),
         ("pack_gqa = 3", "this pack_gqa", "pack_gqa"),
         ("persistent = false", "persistent = false", "persistent"),
