@@ -15,11 +15,8 @@ _SAMPLED = 4
 
 
 @dataclass(frozen=True)
-class Roofline:
-    """Microseconds of the whole GPU by unit, and how many tiles the loop visits.
-
-    `tables_bytes`: of the mask's tables; `search_steps`: most loads one after the other that an element of them takes.
-    """
+class _Busy:
+    """Microseconds of the whole GPU by unit for one kernel, and how many tiles its loop visits."""
 
     plan: str
     tiles: int
@@ -31,9 +28,6 @@ class Roofline:
     issue_us: float
     hbm_us: float
     hbm_bytes: int
-    estimate_us: float
-    tables_bytes: int = 0
-    search_steps: int = 0
 
     @property
     def bound(self) -> str:
@@ -46,6 +40,18 @@ class Roofline:
             "HBM": self.hbm_us,
         }
         return max(units, key=lambda u: units[u])
+
+
+@dataclass(frozen=True)
+class Roofline(_Busy):
+    """Of a forward.
+
+    `tables_bytes`: of the mask's tables; `search_steps`: most loads one after the other that an element of them takes.
+    """
+
+    estimate_us: float
+    tables_bytes: int = 0
+    search_steps: int = 0
 
 
 def roofline(plans: PlanSet, shape: Shape, params: dict[str, Any], tensors: dict[str, Any]) -> Roofline:
@@ -80,26 +86,16 @@ def roofline(plans: PlanSet, shape: Shape, params: dict[str, Any], tensors: dict
 
 
 @dataclass(frozen=True)
-class BackwardRoofline:
-    """Microseconds of the whole GPU by unit for the main kernel, and of the two kernels around it by HBM alone.
+class BackwardRoofline(_Busy):
+    """Of a backward's main kernel; the kernels around it are bound by HBM alone.
 
     `tiles`, `visited` and `masked` count query tiles against KV tiles, over all query heads. `hbm_*`: the main kernel,
-    `around_*`: the other two. `reduced_bytes`: fp32 words of dQ that are added in L2. `workspace_bytes` and
+    `around_*`: `prepare` and `finish`. `reduced_bytes`: fp32 words of dQ that are added in L2. `workspace_bytes` and
     `tensor_bytes` (q, k, v, O, dO, LSE, dQ, dK, dV) are the memory of a call. Where the plan is deterministic, `turns`
     counts ordered additions, one for each visited tile and warpgroup, and `longest` those that follow one another for
     one query tile.
     """
 
-    plan: str
-    tiles: int
-    visited: int
-    masked: int
-    mma_us: float
-    exp_us: float
-    smem_us: float
-    issue_us: float
-    hbm_us: float
-    hbm_bytes: int
     around_us: float
     around_bytes: int
     reduced_bytes: int
@@ -109,18 +105,6 @@ class BackwardRoofline:
     longest: int
     estimate_us: float
 
-    @property
-    def bound(self) -> str:
-        """The unit that is busy longest."""
-        units = {
-            "MMA": self.mma_us,
-            "exp": self.exp_us,
-            "smem": self.smem_us,
-            "issue": self.issue_us,
-            "HBM": self.hbm_us,
-        }
-        return max(units, key=lambda u: units[u])
-
 
 def roofline_backward(
     plans: BackwardPlanSet, shape: Shape, params: dict[str, Any], tensors: dict[str, Any]
@@ -128,9 +112,8 @@ def roofline_backward(
     """Of the plan that serves these lengths. Tensors are counted as read or written once by each kernel that does."""
     from attngen.targets import sm90
 
-    spec, longest_side = plans.spec, max(shape.seqlen_q, shape.seqlen_kv)
-    index = next((i for i, limit in enumerate(plans.limits) if longest_side <= limit), len(plans.limits))
-    plan = plans.plans[index]
+    spec = plans.spec
+    plan = plans.plans[plans.index(shape.seqlen_q, shape.seqlen_kv)]
     c, cost = plan.compute, plan.cost
     total, visited, masked, longest = _counted(plan, shape, params, tensors)
     per_tile = 1e6 / (sm90.SMS * sm90.CLOCK_HZ) * visited

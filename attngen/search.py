@@ -41,7 +41,6 @@ WORTH = 0.005
 MIN_TILE_N = 64
 #: Rows of a tile that given blocks are matched with: two warpgroups take turns.
 MIN_TILE_M = 128
-TARGETS = (sm90.NAME,)
 #: Tiles that are tried: consumer warpgroups of 64 rows each, and keys.
 WARPGROUPS = (3, 2, 4, 1)
 TILES_N = tuple(range(256, 16, -16))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from attngen.diag.diagnostic import AttnError, Diagnostic, Label
 from attngen.ir.backward import BackwardPlan, BackwardPlanSet
 from attngen.ir.forms import MaskForm
-from attngen.ir.gradient import GradientForm, GradientKind
+from attngen.ir.gradient import GradientForm
 from attngen.ir.plan import LaunchPlan, Rejected
 from attngen.ir.spec import AttentionSpec
 from attngen.passes.backward.compute import FEW_REGISTERS, Candidate, plan_compute
@@ -125,11 +125,6 @@ def plan_backward(spec: AttentionSpec, target: str = sm90.NAME, *, captured: Seq
         rejected=tuple(rejected),
         others=tuple(p for p in served if p is not best),
     )
-
-
-def has_sink_rows(plan_set: BackwardPlanSet) -> bool:
-    """Whether `prepare` writes the gradient of each row's sink."""
-    return any(c.kind is GradientKind.SINK for c in plan_set.gradient.contributions)
 
 
 def _cycles_per_pair(p: BackwardPlan) -> float:

@@ -16,7 +16,7 @@ from typing import Literal
 
 from attngen.ir.base import Node
 from attngen.ir.gradient import GradientForm
-from attngen.ir.plan import Buffer, Cost, LaunchPlan, MaskPlan, Rejected, SchedulePlan
+from attngen.ir.plan import Buffer, Cost, LaunchPlan, MaskPlan, Rejected, SchedulePlan, plan_at
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType
 
@@ -194,3 +194,7 @@ class BackwardPlanSet(Node):
     limits: tuple[int, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     others: tuple[BackwardPlan, ...] = ()
+
+    def index(self, seqlen_q: int, seqlen_kv: int) -> int:
+        """Which plan serves these lengths."""
+        return plan_at(self.limits, max(seqlen_q, seqlen_kv))

@@ -16,6 +16,7 @@ A tile that holds keys past seqlen_kv is never full (upper_min <= seqlen_kv sees
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -204,6 +205,11 @@ class Rejected(Node):
     why: str
 
 
+def plan_at(limits: Sequence[int], length: int) -> int:
+    """Which of a file's plans serves a length: plan i up to limits[i], the last one all others."""
+    return next((i for i, limit in enumerate(limits) if length <= limit), len(limits))
+
+
 class PlanSet(Node):
     """What one generated file holds: at most three tile plans of a spec; `plans[i]` serves launches whose max(seqlen_q,
     seqlen_kv) is at most `limits[i]`, the last one all others (len(limits) = len(plans) - 1, ascending)."""
@@ -219,5 +225,4 @@ class PlanSet(Node):
 
     def index(self, seqlen_q: int, seqlen_kv: int) -> int:
         """Which plan serves these lengths."""
-        longest = max(seqlen_q, seqlen_kv)
-        return next((i for i, limit in enumerate(self.limits) if longest <= limit), len(self.limits))
+        return plan_at(self.limits, max(seqlen_q, seqlen_kv))

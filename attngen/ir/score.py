@@ -75,8 +75,3 @@ class ScoreForm(Node):
     #: `s + slope * column + shift` of a scale that is positive: the line is divided by the scale, and the softmax
     #: multiplies the sum by it.
     scale_last: bool = False
-
-    @property
-    def is_sum(self) -> bool:
-        """No element is evaluated beyond one or two fused multiply-adds."""
-        return not self.terms

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attngen.diag.diagnostic import error
+from attngen.ir.plan import plan_at
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
 from attngen.jit import captured, contract, launch, partial, views
@@ -173,10 +174,7 @@ class Backward(Variants):
         if launch._current_device() != state.index:
             with torch.cuda.device(state.index):
                 return self._launch(ready, variant, inputs, lse, do, dlse, outputs, scale, sizes, tail, extra)
-        plan = 0
-        if len(variant.functions) > 1:
-            longest = self._longest(sizes)
-            plan = next((i for i, limit in enumerate(variant.limits) if longest <= limit), len(variant.functions) - 1)
+        plan = plan_at(variant.limits, self._longest(sizes)) if len(variant.functions) > 1 else 0
         tiles = self._tiles(sizes, "seqlen_q", variant.tile_m[plan])
         elements = sizes["heads_q"] * tiles * variant.workspace[plan] + workers * variant.parts[plan]
         workspace = torch.empty(elements, dtype=_F32, device=state.device)

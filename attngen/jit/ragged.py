@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from attngen.diag.diagnostic import error
+from attngen.ir.plan import plan_at
 from attngen.ir.spec import STARTS, AttentionSpec
 from attngen.ir.types import Layout
 from attngen.jit import contract, launch
@@ -121,7 +122,7 @@ class RaggedLauncher(Launcher):
             counter = state.counter(stream) if counter is None else counter
         order = torch.empty(2 * (batch + self._varlen) + 1, dtype=_I32, device=state.device)
         longest = max(seqlen_q, seqlen_kv)
-        function = self.functions[plan_of(self._limits, -(-longest // batch) if self._varlen else longest)]
+        function = self.functions[plan_at(self._limits, -(-longest // batch) if self._varlen else longest)]
         rest = (counter, scale, workers, order, *tail, *further)
         try:
             function(q, k, v, out, lse, *rest)
@@ -181,11 +182,6 @@ class RaggedTableBinder(TableBinder, RaggedBinder):
 
 class RaggedTableLauncher(TableLauncher, RaggedLauncher):
     """Of a mask with tables."""
-
-
-def plan_of(limits: tuple[int, ...], length: int) -> int:
-    """The plan that serves sequences of this length."""
-    return next((i for i, limit in enumerate(limits) if length <= limit), len(limits))
 
 
 def check_lengths(spec: AttentionSpec, q: Any, k: Any, given: Mapping[str, Any]) -> None:

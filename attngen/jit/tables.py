@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from attngen.diag.diagnostic import error
+from attngen.ir.plan import plan_at
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.tables import words
 from attngen.ir.tile_map import map_words
@@ -167,8 +168,7 @@ def workspaces_of(spec: AttentionSpec, meta: Mapping[str, Any], direction: Mappi
         entry, plans, limits = direction["map"], direction["plans"], direction["limits"]
 
         def of_map(sizes: Sizes) -> tuple[Any, int]:
-            longest = max(sizes["seqlen_q"], sizes["seqlen_kv"])
-            plan = plans[next((i for i, limit in enumerate(limits) if longest <= limit), len(limits))]
+            plan = plans[plan_at(limits, max(sizes["seqlen_q"], sizes["seqlen_kv"]))]
             what = (*entry.items(), plan["tile_m"], plan["tile_n"])  # each direction has tiles of its own
             return what, map_words(entry, plan, sizes)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal
 
-from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, atoms_of, const, params_of, rewrite, substitute, walk
+from attngen.ir.expr import Apply, Atom, Const, Expr, Load, Param, atoms_of, const, params_of, rewrite, walk
 from attngen.ir.functions import STEPS, apply
 from attngen.ir.linear import COMPARE, KV_IDX, Q_IDX, Linear, expr_of, linear_of
 from attngen.ir.score import COLUMN, KV_0, LOAD, Q_0, RAW, SCALE, ScoreForm, ScoreTerm, Stream
@@ -252,26 +252,3 @@ def _times(a: Expr, b: Expr) -> Expr:
 
 def _inverse(e: Expr) -> Expr:
     return const(1.0 / float(e.value)) if isinstance(e, Const) and e.value else apply("div", ONE, e)
-
-
-def score_of(form: ScoreForm) -> Expr:
-    """The score that a form says, over `raw * softmax_scale` and the column: for tests, and for readers."""
-    loads: dict[str, Expr] = {
-        LOAD.format(k): Load(
-            type=s.dtype.type, tensor=s.tensor, dtype=s.dtype, indices=(*s.indices, apply("add", s.start, COLUMN))
-        )
-        for k, s in enumerate(form.streams)
-    }
-    terms = [(t.factor, substitute(t.value, loads)) for t in form.terms]
-    total: Expr = const(0.0)
-    for factor, value in (
-        (form.scale, apply("mul", RAW, SCALE)),
-        (form.slope, apply("float", COLUMN)),
-        (None if form.distance is None else ONE, form.distance or ONE),
-        *terms,
-    ):
-        if factor is not None:
-            total = apply("add", total, apply("mul", factor, value))
-    if form.factor is not None:
-        total = apply("mul", form.factor, total)
-    return total if form.shift is None else apply("add", total, form.shift)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attngen.ir.expr import Atom, atoms_of, tensors_of
-from attngen.ir.plan import KernelPlan, PlanSet, Rescale
+from attngen.ir.plan import KernelPlan, MaskPlan, PlanSet, Rescale
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Normalizer
 from attngen.ref.binding import Binding, bind
@@ -190,30 +190,13 @@ class _Execution:
         env = self.env(g, range(g.rows.start, g.rows.start + q.shape[2]), range(start, start + n))
         # rows and keys past the end have no meaning: a kernel clamps what it reads for them and drops the result
         exists = (env["q_idx"] < g.rows.stop) & (env["kv_idx"] < self.seqlen_kv)
-        keep = self.kept(env, exists) if tile.masked else exists
+        keep = kept(self.bound, self.plan.mask, env, exists) if tile.masked else exists
         if not isinstance(self.part.score, Atom):
             s = torch.broadcast_to(self.bound.value(self.part.score, {**env, "s": s}, active=keep), s.shape)
         s = s * LOG2_E
         if tile.masked:
             s = torch.where(keep, s, torch.full_like(s, -torch.inf))
         return self.softmax(state, s, self.keys(self.part.v, g, start))
-
-    def kept(self, env: Mapping[str, Tensor], exists: Tensor) -> Tensor:
-        """The element test of masked tiles: per-row limits of each clause, or the mask expression."""
-        mask = self.plan.mask
-        if mask.test == "elements":
-            return exists & self.bound.value(mask.form.mask, env, active=exists)
-        keep = torch.zeros_like(exists)
-        for c in mask.form.clauses:
-            inside = exists
-            if c.rows is not None:
-                inside = inside & self.bound.bound(c.rows, env)
-            if c.lower is not None:
-                inside = inside & (env["kv_idx"] >= self.bound.bound(c.lower, env))
-            if c.upper is not None:
-                inside = inside & (env["kv_idx"] < self.bound.bound(c.upper, env))
-            keep = keep | inside
-        return keep
 
     def softmax(self, state: _State, s: Tensor, v: Tensor) -> _State:
         """Online softmax: the reference moves at every tile (ALWAYS), or in warps where a row grew past the limit."""
@@ -254,3 +237,20 @@ class _Execution:
         lse = torch.where(empty, torch.full_like(total, -torch.inf), (reference + safe_total.log2()) / LOG2_E)
         o = o if self.plan.compute.rescale is Rescale.NEVER else o / safe_total
         return epilogue(self.bound, o, env), lse.squeeze(-1)
+
+
+def kept(bound: Binding, mask: MaskPlan, env: Mapping[str, Tensor], exists: Tensor) -> Tensor:
+    """The element test of masked tiles: per-row limits of each clause, or the mask expression."""
+    if mask.test == "elements":
+        return exists & bound.value(mask.form.mask, env, active=exists)
+    keep = torch.zeros_like(exists)
+    for c in mask.form.clauses:
+        inside = exists
+        if c.rows is not None:
+            inside = inside & bound.bound(c.rows, env)
+        if c.lower is not None:
+            inside = inside & (env["kv_idx"] >= bound.bound(c.lower, env))
+        if c.upper is not None:
+            inside = inside & (env["kv_idx"] < bound.bound(c.upper, env))
+        keep = keep | inside
+    return keep

@@ -24,6 +24,7 @@ from attngen.ir.types import Normalizer
 from attngen.passes.epilogue import epilogue_slope, has_epilogue
 from attngen.ref.binding import Binding, bind
 from attngen.ref.evaluate import Tensor
+from attngen.ref.interp import kept
 from attngen.ref.tables import with_tables
 from attngen.ref.walk import mapped
 
@@ -122,9 +123,7 @@ class _Execution:
     def __init__(
         self, plans: BackwardPlanSet, bound: Binding, o: Tensor, lse: Tensor, do: Tensor, dlse: Tensor | None
     ) -> None:
-        longest = max(bound.q.shape[1], bound.sets[0].parts[0].k.shape[1])
-        index = next((i for i, limit in enumerate(plans.limits) if longest <= limit), len(plans.limits))
-        self.plan, self.plans = plans.plans[index], plans
+        self.plan, self.plans = plans.plans[plans.index(bound.q.shape[1], bound.sets[0].parts[0].k.shape[1])], plans
         self.bound = with_tables(bound, self.plan.mask.form)
         c = self.plan.compute
         self.tile_m, self.tile_n = c.tile_m, c.tile_n
@@ -285,7 +284,7 @@ class _Execution:
         env = self.env(s.batch, s.head, rows, keys)
         # rows and keys past the end have no meaning: a kernel clamps what it reads for them
         exists = (env["q_idx"] < self.seqlen_q) & (env["kv_idx"] < self.seqlen_kv)
-        keep = self.kept(env, exists) if s.masked else exists
+        keep = kept(self.bound, self.plan.mask, env, exists) if s.masked else exists
         env["s"] = (q @ k.T)[None, None] * self.bound.scale
         z = env["s"]
         if not isinstance(gradient.score, Atom):
@@ -336,23 +335,6 @@ class _Execution:
         counter += 1
         self.trace.turns.append(Turn(s.batch, s.head, s.m_block, number))
         return True
-
-    def kept(self, env: Mapping[str, Tensor], exists: Tensor) -> Tensor:
-        """The element test of masked steps: per-row limits of each clause, or the mask expression."""
-        mask = self.plan.mask
-        if mask.test == "elements":
-            return exists & self.bound.value(mask.form.mask, env, active=exists)
-        keep = torch.zeros_like(exists)
-        for c in mask.form.clauses:
-            inside = exists
-            if c.rows is not None:
-                inside = inside & self.bound.bound(c.rows, env)
-            if c.lower is not None:
-                inside = inside & (env["kv_idx"] >= self.bound.bound(c.lower, env))
-            if c.upper is not None:
-                inside = inside & (env["kv_idx"] < self.bound.bound(c.upper, env))
-            keep = keep | inside
-        return keep
 
     @staticmethod
     def product(dz: Tensor, factor: Tensor) -> Tensor:

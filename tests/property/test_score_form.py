@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_exprs import PARAMS, TENSORS, exprs
 
-from attngen.ir.expr import Expr, atoms_of, const, params_of
+from attngen.ir.expr import Expr, Load, atoms_of, const, params_of, substitute
 from attngen.ir.functions import apply
-from attngen.ir.score import COLUMN, KV_0, Q_0, RAW, SCALE
+from attngen.ir.score import COLUMN, KV_0, Q_0, RAW, SCALE, ScoreForm
 from attngen.ir.types import Type
-from attngen.passes.score_form import ONE, score_form, score_of
+from attngen.passes.score_form import LOAD, ONE, score_form
 from attngen.ref.evaluate import evaluate
 from attngen.syntax import load_spec
 
@@ -38,6 +38,29 @@ def tensors() -> dict[str, torch.Tensor]:
         x = torch.randn([size[a] for a in axes], dtype=torch.float64, generator=g)
         made[name] = x if dtype.type is Type.FLOAT else (x > 0 if dtype.type is Type.BOOL else (4 * x).long())
     return made
+
+
+def score_of(form: ScoreForm) -> Expr:
+    """The score that a form says, over `raw * softmax_scale` and the column."""
+    loads: dict[str, Expr] = {
+        LOAD.format(k): Load(
+            type=s.dtype.type, tensor=s.tensor, dtype=s.dtype, indices=(*s.indices, apply("add", s.start, COLUMN))
+        )
+        for k, s in enumerate(form.streams)
+    }
+    terms = [(t.factor, substitute(t.value, loads)) for t in form.terms]
+    total: Expr = const(0.0)
+    for factor, value in (
+        (form.scale, apply("mul", RAW, SCALE)),
+        (form.slope, apply("float", COLUMN)),
+        (None if form.distance is None else ONE, form.distance or ONE),
+        *terms,
+    ):
+        if factor is not None:
+            total = apply("add", total, apply("mul", factor, value))
+    if form.factor is not None:
+        total = apply("mul", form.factor, total)
+    return total if form.shift is None else apply("add", total, form.shift)
 
 
 def check(score: Expr) -> None:
