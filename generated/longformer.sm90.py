@@ -49,13 +49,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "longformer_fwd_sm_90_e7b55b9e",
+    "kernel_id": "longformer_fwd_sm_90_88cee02c",
     "name": "longformer",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "68caaca6f8866a9ed9a0e6d0dd75271a3e614975750593dc34d4de20a830f34f",
-    "body_sha256": "18c1ab0f6c7762c190a50dd4758518ff6cd0d8a51b6fd8e0452bf61c93249cfc",
+    "body_sha256": "206f34bf8625c1ff7fa4e37296cd3b65f9e98d58fd1bdcb0937b3e3f9e969693",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -83,6 +83,8 @@ HEAD_DIM_V = 64
 
 NEG_INF = -float("inf")
 LOWEST = -(2.0**31)  # in log2 units; below it fp32 does not resolve a score, which then counts as -inf
+GROWTH = 32.0  # in log2 units; a row's reference, which P is relative to, is raised where a score outgrows it by more
+HEADROOM = 32.0  # so far above the row's maximum
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000  # L2 policies of a TMA load: cute's CacheHintSm90
@@ -755,9 +757,13 @@ class AttentionForward:
             w.row_ref[r] = cute.arch.fmax(quad_max(own[r]) * w.scale_log2, LOWEST)
 
     def grow_rows(self, w, own):
-        """Raise the references to the running maxima; sums follow at once, O by `w.o_scale` once its GEMM is done."""
+        """Raise references that are outgrown; sums follow at once, O by `w.o_scale` once its GEMM is done.
+
+        A new one lies HEADROOM above the row's maximum, so that scores that go on rising find room for several tiles.
+        """
         for r in range(2):
-            grown = cute.arch.fmax(quad_max(own[r]) * w.scale_log2, w.row_ref[r])
+            top = quad_max(own[r]) * w.scale_log2
+            grown = select(top - w.row_ref[r] > GROWTH, top + HEADROOM, w.row_ref[r])
             w.o_scale[r] = exp2(w.row_ref[r] - grown)
             w.row_ref[r] = grown
             w.row_sum[r] = w.row_sum[r] * w.o_scale[r]
@@ -778,7 +784,8 @@ class AttentionForward:
         """S -> P = 2**(S - reference) in place. Returns the vote on rescaling O and this thread's part of the row sums.
 
         A thread compares its own columns with the reference and the warp votes: no shuffle, no factor and no rescaling
-        unless some row grew by more than 8 (P stays below 2**8). Exact: O, the sum and LSE use the same reference.
+        unless some row outgrew its reference by more than GROWTH. Exact: O, the sum and LSE use the same reference, and
+        the largest P of a row, between 2**-HEADROOM and 2**GROWTH, loses nothing by it.
 
         `first`: there is no reference yet. That of a row that has kept nothing so far is LOWEST: with -inf, which its
         scores are, the exponent of P would be -inf - -inf, NaN.
@@ -788,7 +795,7 @@ class AttentionForward:
         if first:
             self.start_rows(w, own)
         else:
-            grew = [fma(own[r], w.scale_log2, -w.row_ref[r]) > 8.0 for r in range(2)]
+            grew = [fma(own[r], w.scale_log2, -w.row_ref[r]) > GROWTH for r in range(2)]
             vote = cute.arch.vote_any_sync(grew[0] | grew[1])
             self.grow_rows_if(w, own[0], own[1], vote)
         tile_sum = [None, None]

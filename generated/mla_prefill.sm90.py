@@ -51,13 +51,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "mla_prefill_fwd_sm_90_4253eb87",
+    "kernel_id": "mla_prefill_fwd_sm_90_83087b9f",
     "name": "mla_prefill",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "e996f4ec5030b41c0a073655fe574025f7d7e53f5a6b5aaad2cae4856250813e",
-    "body_sha256": "325e55df03669b9d40def8e8ae60057bed0b7a46aad5c167c4dd4aec8e5b834d",
+    "body_sha256": "3a6e98c9f64aeb49363177da8420034bc73ab33fd98b413266e51d663db3cff5",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -85,6 +85,8 @@ HEAD_DIM_V = 128
 
 NEG_INF = -float("inf")
 LOWEST = -(2.0**31)  # in log2 units; below it fp32 does not resolve a score, which then counts as -inf
+GROWTH = 32.0  # in log2 units; a row's reference, which P is relative to, is raised where a score outgrows it by more
+HEADROOM = 32.0  # so far above the row's maximum
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000  # L2 policies of a TMA load: cute's CacheHintSm90
@@ -752,9 +754,13 @@ class AttentionForward:
             w.row_ref[r] = cute.arch.fmax(quad_max(own[r]) * w.scale_log2, LOWEST)
 
     def grow_rows(self, w, own):
-        """Raise the references to the running maxima; sums follow at once, O by `w.o_scale` once its GEMM is done."""
+        """Raise references that are outgrown; sums follow at once, O by `w.o_scale` once its GEMM is done.
+
+        A new one lies HEADROOM above the row's maximum, so that scores that go on rising find room for several tiles.
+        """
         for r in range(2):
-            grown = cute.arch.fmax(quad_max(own[r]) * w.scale_log2, w.row_ref[r])
+            top = quad_max(own[r]) * w.scale_log2
+            grown = select(top - w.row_ref[r] > GROWTH, top + HEADROOM, w.row_ref[r])
             w.o_scale[r] = exp2(w.row_ref[r] - grown)
             w.row_ref[r] = grown
             w.row_sum[r] = w.row_sum[r] * w.o_scale[r]
@@ -775,7 +781,8 @@ class AttentionForward:
         """S -> P = 2**(S - reference) in place. Returns the vote on rescaling O and this thread's part of the row sums.
 
         A thread compares its own columns with the reference and the warp votes: no shuffle, no factor and no rescaling
-        unless some row grew by more than 8 (P stays below 2**8). Exact: O, the sum and LSE use the same reference.
+        unless some row outgrew its reference by more than GROWTH. Exact: O, the sum and LSE use the same reference, and
+        the largest P of a row, between 2**-HEADROOM and 2**GROWTH, loses nothing by it.
 
         `first`: there is no reference yet. That of a row that has kept nothing so far is LOWEST: with -inf, which its
         scores are, the exponent of P would be -inf - -inf, NaN.
@@ -785,7 +792,7 @@ class AttentionForward:
         if first:
             self.start_rows(w, own)
         else:
-            grew = [fma(own[r], w.scale_log2, -w.row_ref[r]) > 8.0 for r in range(2)]
+            grew = [fma(own[r], w.scale_log2, -w.row_ref[r]) > GROWTH for r in range(2)]
             vote = cute.arch.vote_any_sync(grew[0] | grew[1])
             self.grow_rows_if(w, own[0], own[1], vote)
         tile_sum = [None, None]

@@ -13,7 +13,8 @@ def make_plan(
     tile_m: int = 128,
     tile_n: int = 80,
     *,
-    rescale: Rescale = Rescale.ON_GROWTH,
+    growth: float = 0.0,
+    headroom: float = 0.0,
     test: str | None = None,
     ranges_per_warpgroup: bool | None = None,
 ) -> KernelPlan:
@@ -27,7 +28,7 @@ def make_plan(
             dtype=spec.dtype, tile_m=tile_m, tile_n=tile_n, warpgroups=tile_m // 64,
             head_dim_qk=spec.head_dim_qk, head_dim_v=spec.head_dim_v,
             head_dim_qk_padded=-(-spec.head_dim_qk // 16) * 16, head_dim_v_padded=-(-spec.head_dim_v // 16) * 16,
-            rescale=rescale, has_score=score,
+            rescale=Rescale.ON_GROWTH, growth=growth, headroom=headroom, has_score=score,
         ),
         mask=MaskPlan(
             form=form, walk="interval" if one else "runs", test=test or ("limits" if form.is_exact else "elements"),

@@ -13,7 +13,7 @@ from attngen.emit.tables import build_arguments
 from attngen.emit.view import Formula, Output
 from attngen.emit.view_forward import KernelView, PackView, PairView, PlanView, RowResult
 from attngen.ir.expr import Atom
-from attngen.ir.plan import KernelPlan, PlanSet, Rescale
+from attngen.ir.plan import KernelPlan, PlanSet
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout, Normalizer
 from attngen.passes.epilogue import further_names
@@ -77,7 +77,9 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         epilogue=epilogue,
         finish_first_note="Score and mask of the first tile." if c.has_score else "Mask of the first tile.",
         pingpong=first.schedule.pingpong,
-        rescale_on_growth=c.rescale is Rescale.ON_GROWTH,
+        growth=str(c.growth),
+        headroom=str(c.headroom),
+        headroom_note="" if c.headroom else ": P in fp16 has no exponents to spare",
         takes_exponentials=spec.normalizer is not Normalizer.RELU,
         row_note="O and LSE" if softmax else "O",
         o_has_own_buffer=stages_o and not in_q,

@@ -86,7 +86,9 @@ class KernelView(CommonView):
     lowest: str
     finish_first_note: str
     pingpong: bool
-    rescale_on_growth: bool
+    growth: str
+    headroom: str
+    headroom_note: str
     takes_exponentials: bool
     row_note: str
     o_has_own_buffer: bool

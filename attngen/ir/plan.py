@@ -36,10 +36,7 @@ PACKS = (1, 2, 4, 8)
 class Rescale(StrEnum):
     """When O and the row sum follow a grown row maximum."""
 
-    ON_GROWTH = (
-        "on_growth"  # only when some row of the warp grew by more than 2**8 (exact: one reference for O, sum and LSE)
-    )
-    ALWAYS = "always"
+    ON_GROWTH = "on_growth"  # when one outgrew its reference by far (exact: one reference for O, sum and LSE)
     NEVER = "never"  # weights that no other key moves (sigmoid, relu): no reference, no sum, no LSE
 
 
@@ -56,6 +53,9 @@ class ComputePlan(Node):
     head_dim_qk_padded: int
     head_dim_v_padded: int
     rescale: Rescale
+    #: log2 units: how far scores may outgrow their row's reference, and how far above the maximum a new one lies.
+    growth: float = 0.0
+    headroom: float = 0.0
     #: Scores beyond scaling: evaluated element by element.
     has_score: bool
     #: Registers that expressions evaluated element by element take beside the fragments (coordinates, loads in flight).

@@ -10,12 +10,16 @@ from attngen.ir.forms import MaskForm
 from attngen.ir.plan import ComputePlan, Rescale
 from attngen.ir.score import COLUMN, KV_0, LOAD, RAW, SCALE, ScoreForm
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.types import Normalizer
+from attngen.ir.types import DType, Normalizer
 from attngen.passes.base import Reject
 from attngen.passes.mask_plan import element_test, loaded_limits
 from attngen.passes.score_form import ONE, score_form
 from attngen.targets import sm90
 
+#: By the dtype of P, in log2 units: how far scores may outgrow their row's reference before it is raised, and how far
+#: above the maximum a new one lies. P and its sums are as precise anywhere between 2**-32 and 2**32, for bf16 has the
+#: exponents of fp32; fp16 ends at 2**16, and is precise from 2**-14 on.
+GROWTH = {DType.BF16: (32.0, 32.0), DType.FP16: (8.0, 0.0)}
 #: Row and column numbers, and intermediate values of one element.
 COORDINATE_REGISTERS = 8
 #: Bounds of one clause of a union and its share of the run's state (fitted to compiled kernels: less spills).
@@ -137,6 +141,7 @@ def plan_compute(spec: AttentionSpec, form: MaskForm, candidate: Candidate) -> C
         expressions += row_registers(split) + stream_registers(split, candidate)
     registers = fragment_registers(candidate, spec.head_dim_v, expressions)
     limit = sm90.REGISTERS[candidate.warpgroups][1]
+    growth, headroom = GROWTH[spec.dtype]
     if registers + sm90.REGISTER_OVERHEAD > limit:
         return Reject(
             "compute",
@@ -155,6 +160,8 @@ def plan_compute(spec: AttentionSpec, form: MaskForm, candidate: Candidate) -> C
         head_dim_qk_padded=padded(spec.head_dim_qk),
         head_dim_v_padded=padded(spec.head_dim_v),
         rescale=Rescale.ON_GROWTH if softmax else Rescale.NEVER,
+        growth=growth if softmax else 0.0,
+        headroom=headroom if softmax else 0.0,
         has_score=score,
         expression_registers=expressions,
     )

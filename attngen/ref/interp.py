@@ -26,9 +26,7 @@ from attngen.ref.tables import with_tables
 from attngen.ref.walk import Tile, mapped_tiles, tiles_of
 
 LOG2_E = 1.4426950408889634
-WARP_ROWS, WARPGROUP_ROWS = 16, 64
-#: Rescale.ON_GROWTH moves the reference once a row of the warp grew by more than this, in log2 units.
-GROWTH_LIMIT = 8.0
+WARPGROUP_ROWS = 64
 
 
 class Visit(NamedTuple):
@@ -199,14 +197,10 @@ class _Execution:
         return self.softmax(state, s, self.keys(self.part.v, g, start))
 
     def softmax(self, state: _State, s: Tensor, v: Tensor) -> _State:
-        """Online softmax: the reference moves at every tile (ALWAYS), or in warps where a row grew past the limit."""
-        top = torch.maximum(state.reference, s.amax(-1, keepdim=True))
-        if self.plan.compute.rescale is Rescale.ON_GROWTH:
-            grown = (top - state.reference) > GROWTH_LIMIT
-            b, h, rows, _ = grown.shape
-            warps = grown.view(b, h, rows // WARP_ROWS, WARP_ROWS, 1).any(dim=3, keepdim=True)
-            moved = warps.expand(b, h, rows // WARP_ROWS, WARP_ROWS, 1).reshape(grown.shape)
-            top = torch.where(moved, top, state.reference)
+        """Online softmax: the reference of a row moves where a score outgrows it by more than the plan's `growth`."""
+        c, most = self.plan.compute, s.amax(-1, keepdim=True)
+        raised = torch.where(most - state.reference > c.growth, most + c.headroom, state.reference)
+        top = torch.where(state.reference == -torch.inf, most, raised)
         zero = torch.zeros_like(top)
         reference = torch.where(top == -torch.inf, zero, top)
         # a row without a reference has nothing to rescale

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from attngen.ir.plan import PACKS, Buffer, KernelPlan, PlanSet
 from attngen.ir.tables import Extreme, cover
+from attngen.ir.types import DType
 from attngen.targets import sm90
 
 MAX_PLANS = 3
@@ -55,6 +56,9 @@ def set_faults(plan_set: PlanSet) -> list[str]:
             p.schedule.pingpong,
             p.mask.model_dump_json(exclude={"form"}),
             p.compute.rescale,
+            p.compute.growth,
+            p.compute.headroom,
+            p.launch.cluster,
             p.compute.has_score,
         )
         for p in plans
@@ -83,6 +87,9 @@ def _compute(plan: KernelPlan) -> Iterator[Check]:
     ):
         yield padded % 16 == 0 and 0 <= padded - true < 16, f"compute: head_dim_{name} {true} is padded to {padded}"
         yield 16 <= padded <= 256, f"compute: head_dim_{name} {padded} is no WGMMA extent"
+    above, below = (15, 14) if c.dtype is DType.FP16 else (64, 64)
+    held = 0 <= c.growth <= above and 0 <= c.headroom <= below
+    yield held, f"compute: P of {c.dtype} relative to a reference outgrown by {c.growth}, or {c.headroom} too high"
 
 
 def _memory(plan: KernelPlan) -> Iterator[Check]:

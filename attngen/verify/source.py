@@ -173,6 +173,8 @@ def _numbers(tree: ast.Module, plan_set: PlanSet) -> Iterator[str]:
         "HEAD_DIM_QK": first.head_dim_qk_padded,
         "HEAD_DIM_V": first.head_dim_v_padded,
         "LIMITS": plan_set.limits,
+        "GROWTH": first.growth,
+        "HEADROOM": first.headroom,
         "BARRIER_STORE": barriers.get("store of warpgroup 0", 5),
         "BARRIER_TURN": barriers.get("turn of warpgroup 0", 1),
     }

@@ -11,7 +11,7 @@ from ptxcheck.compile import compile_module, load_text
 from attngen.emit.module import emit
 from attngen.ir.expr import Atom, Load
 from attngen.ir.functions import apply
-from attngen.ir.plan import PlanSet, Rescale
+from attngen.ir.plan import PlanSet
 from attngen.ir.spec import AttentionSpec, TensorDecl
 from attngen.ir.types import DType, Type
 from attngen.search import plan
@@ -91,10 +91,3 @@ def test_a_tensor_without_axes() -> None:
 def test_the_grid_reaches_every_clause() -> None:
     assert {clause for clause, *_ in GRID} == set(CLAUSES)
     assert {(d, dv) for _, d, dv in GRID} >= {(64, 64), (72, 72), (128, 128), (192, 128), (256, 256)}
-
-
-def test_rescaling_at_every_tile_compiles_clean() -> None:
-    """The other rescale policy: no plan takes it yet, the templates and the plan execution serve it."""
-    found = plan(load_spec(f"attn 1\nattention always {{\n  head_dim = 128\n  {CAUSAL}\n}}\n"))
-    always = tuple(p.replace(compute=p.compute.replace(rescale=Rescale.ALWAYS)) for p in found.plans)
-    check(found.replace(plans=always), 0)
