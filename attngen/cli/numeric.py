@@ -204,7 +204,8 @@ def _by_lists(
 ) -> Outcome:
     """A plan over K and V that were gathered by lists, those of the map that the dense meaning reads."""
     from attngen.ir.types import Layout
-    from attngen.jit.selected import gathered, lists_of
+    from attngen.jit.lists import lists_of
+    from attngen.jit.selected import gathered
     from attngen.passes.selected import BLOCKS
     from attngen.ref import interp
 
@@ -229,7 +230,7 @@ def _kernel(
     import torch
 
     from attngen import api, samples
-    from attngen.jit.selected import lists_of
+    from attngen.jit.lists import lists_of
     from attngen.passes.selected import BLOCKS, is_selected
     from attngen.ref.compare import error_ratio
 

@@ -35,7 +35,7 @@ from attngen.jit.modes import (
 )
 from attngen.jit.named import TORCH_DTYPE
 from attngen.jit.serving import serving_of
-from attngen.jit.tables import TableBinder, Tables
+from attngen.jit.tables import TableBinder, Tables, nothing_to_keep
 from attngen.passes.epilogue import further_names
 from attngen.passes.few import Pace
 from attngen.passes.packing import unpackable
@@ -182,21 +182,18 @@ class Attention:
             self.launcher.prepare(device, self.target)
         return self
 
+    @property
+    def keeps_tables(self) -> bool:
+        """Whether calls take `tables=`, a handle."""
+        return isinstance(self.binder, TableBinder) and self.binder.takes_handle
+
     def tables(self) -> Tables:
         """A handle that keeps tables and tile maps of the mask from call to call; see `attngen.jit.tables.Tables`.
 
         Raises: AttnError E0601 where the mask has neither.
         """
-        if not (isinstance(self.binder, TableBinder) and self.binder.takes_handle):
-            raise error(
-                "E0601",
-                f"`{self.spec.name}` has no tables or tile maps to keep",
-                notes=(
-                    "tables belong to masks that compare an element of a `sorted` tensor at the key",
-                    "tile maps belong to masks with `block_sparse`",
-                ),
-                helps=("call it without `tables`",),
-            )
+        if not self.keeps_tables:
+            raise nothing_to_keep(self.spec)
         return Tables()
 
     # -- calls -----------------------------------------------------------------------------------------------------

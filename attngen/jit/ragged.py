@@ -161,14 +161,11 @@ class RaggedLauncher(Launcher):
 
     def largest(self, q: Any, k: Any, v: Any, tail: tuple[Any, ...], scale: float) -> Any:
         """The largest kept score of each row by the blockwise reference; waits for the lengths."""
-        from attngen.ref import blockwise, ragged
-
-        def one(spec: AttentionSpec, q: Any, k: Any, v: Any, *rest: Any) -> tuple[Any, Any]:
-            return v.new_zeros((*q.shape[:3], v.shape[3])), blockwise.largest(spec, q, k, v, *rest)
+        from attngen.ref import ragged
 
         params, given, lengths = self._named(tail)
         with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-            return ragged.attention(self.spec, q, k, v, lengths, params, given, scale, one)[1]
+            return ragged.largest(self.spec, q, k, v, lengths, params, given, scale)
 
     def _named(self, tail: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """(params, captured tensors, lengths) by name."""

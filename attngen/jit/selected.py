@@ -19,9 +19,11 @@ from attngen.ir.types import DType, Layout
 from attngen.jit import contract
 from attngen.jit.composed import Recipe
 from attngen.jit.kernel import Attention
+from attngen.jit.lists import ListTables, listed
 from attngen.jit.modes import is_dynamo
 from attngen.jit.named import Binder, broadcast
 from attngen.jit.shapes import Sizes, sizes_of
+from attngen.jit.tables import NAME, no_handle, nothing_to_keep
 from attngen.passes.selected import BLOCKS, SELECTED, SIZES, packs_heads
 
 Tensor = torch.Tensor
@@ -64,21 +66,26 @@ class Gathered:
         return -(-self.sizes["seqlen_q"] // self.rows) * self.rows
 
 
-def gathered(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, lists: Tensor, named: dict[str, Any]) -> Gathered:
+def gathered(
+    spec: AttentionSpec,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lists: Tensor,
+    named: dict[str, Any],
+    kept: ListTables | None = None,
+) -> Gathered:
     """The call of `selected_spec(spec)` that a call on bshd tensors is, `spec` in that layout. `named`: params and
-    captured tensors.
+    captured tensors; `kept`: the caller's handle.
     """
     sparse = spec.block_sparse
     assert sparse is not None
     sizes = sizes_of(spec, q, k)
     b, sq, skv, hq, hkv = (sizes[n] for n in ("batch", "seqlen_q", "seqlen_kv", "heads_q", "heads_kv"))
     rows, blocks, group = sparse.q, -(-sq // sparse.q), hq // max(hkv, 1)
-    keys = selected_keys(lists if skv else lists[..., :0], sparse.kv, skv).expand(b, hkv, -1, -1)
-    by_block = keys.transpose(1, 2)  # (batch, blocks, heads_kv, keys)
-    # contiguous, or what is gathered lies in memory as the index does
-    index = by_block.transpose(2, 3).clamp(max=max(skv - 1, 0)).contiguous()
+    keys = listed(spec, lists, sizes) if kept is None else kept.listed(spec, lists, sizes)
     deterministic = spec.backward.deterministic
-    ks, vs = (_gather(x, index, deterministic).flatten(0, 1) for x in (k, v))
+    ks, vs = (_gather(x, keys.index, deterministic).flatten(0, 1) for x in (k, v))
     q = torch.nn.functional.pad(q, (0, 0, 0, 0, 0, blocks * rows - sq)) if blocks * rows != sq else q
     packed = packs_heads(spec)
     if packed:
@@ -89,29 +96,7 @@ def gathered(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, lists: Tensor
     known = dict(zip(SIZES, (max(blocks, 1), sq, skv, max(group, 1)), strict=True))
     decls = {t.name: t for t in spec.tensors}
     wide = {n: broadcast(x, decls[n], sizes) if n in decls else x for n, x in named.items()}
-    selected = by_block.flatten(0, 1).to(torch.int32).contiguous()
-    return Gathered(qs, ks, vs, {**wide, **known, SELECTED: selected}, sizes, rows, packed)
-
-
-def selected_keys(lists: Tensor, size: int, seqlen_kv: int) -> Tensor:
-    """Keys of listed blocks of `size` keys, ascending, each once; seqlen_kv where a list holds nothing more.
-
-    Shapes: lists (…, n) to (…, n * size). Numbers outside the keys count as nothing. No wait for the GPU.
-    """
-    keys = lists.long()
-    if size > 1:
-        inside = (keys >= 0).unsqueeze(-1)
-        keys = torch.where(inside, keys.unsqueeze(-1) * size + torch.arange(size, device=lists.device), -1).flatten(-2)
-    keys = torch.where((keys < 0) | (keys >= seqlen_kv), seqlen_kv, keys).sort(-1).values
-    again = keys[..., 1:] == keys[..., :-1]
-    keys = torch.cat((keys[..., :1], torch.where(again, seqlen_kv, keys[..., 1:])), -1)
-    return keys.sort(-1).values
-
-
-def lists_of(kept: Tensor) -> Tensor:
-    """Lists of the blocks that a bool map (…, blocks_kv) keeps, int32, filled up with -1."""
-    order = kept.int().sort(dim=-1, descending=True, stable=True).indices
-    return torch.where(kept.gather(-1, order), order, -1).int()
+    return Gathered(qs, ks, vs, {**wide, **known, SELECTED: keys.picked}, sizes, rows, packed)
 
 
 def _gather(x: Tensor, index: Tensor, deterministic: bool) -> Tensor:
@@ -159,6 +144,7 @@ class SelectedAttention:
     Memory: K and V gathered by block of rows, and their gradients: blocks_q * n * kv * heads_kv * (D + Dv) elements.
     Gradients: of q, k, v and tensors declared `grad`; dK and dV of a key add up over the lists that hold it, in fp32,
     in a fixed order where the spec is deterministic.
+    `tables`: a handle that `attn.tables()` returned keeps the sorted lists for the next call (see `ListTables`).
     Raises: AttnError as `Attention`; E0604 to E0607 (blocks), E0628 (with `check`).
     """
 
@@ -190,6 +176,23 @@ class SelectedAttention:
         self.inner.compile(device, backward=backward)
         return self
 
+    def tables(self) -> ListTables:
+        """A handle that keeps sorted lists, and the tables of a mask over them, from call to call.
+
+        Raises: AttnError E0601 where a tensor or param of the spec has its name.
+        """
+        if NAME in self._binder.names:
+            raise nothing_to_keep(self.spec)
+        return ListTables()
+
+    def _kept(self, handle: Any) -> ListTables | None:
+        """The caller's handle; none while Dynamo traces. Raises: AttnError E0604."""
+        if handle is None or is_dynamo():
+            return None
+        if not isinstance(handle, ListTables):
+            raise no_handle(handle)
+        return handle
+
     def __repr__(self) -> str:
         return f"<attngen.SelectedAttention {self.spec.name} {self.inner!r}>"
 
@@ -212,6 +215,7 @@ class SelectedAttention:
         **named: Any,
     ) -> Any:
         """See the class."""
+        kept = None if NAME in self._binder.names else self._kept(named.pop(NAME, None))
         if self._bhsd:
             q, k, v = (x.transpose(1, 2) if isinstance(x, Tensor) and x.ndim == 4 else x for x in (q, k, v))
         if not is_dynamo():
@@ -219,8 +223,9 @@ class SelectedAttention:
             self._fits(q, k, v, blocks, named)
         if check:
             _listed_well(blocks, -(-k.shape[1] // self._sparse.kv))
-        call = gathered(self._plain, q, k, v, blocks, named)
-        found = self.inner(call.q, call.k, call.v, return_lse=return_lse, scale=scale, check=check, **call.named)
+        call = gathered(self._plain, q, k, v, blocks, named, kept)
+        own = {**call.named, **({} if kept is None or not self.inner.keeps_tables else {NAME: kept.tables})}
+        found = self.inner(call.q, call.k, call.v, return_lse=return_lse, scale=scale, check=check, **own)
         o = call.o(found[0] if return_lse else found)
         o = (o.transpose(1, 2) if self._bhsd else o).contiguous()
         return (o, call.lse(found[1]).contiguous()) if return_lse else o

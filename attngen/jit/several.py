@@ -26,6 +26,7 @@ from attngen.jit.ragged import RaggedBinder
 from attngen.jit.rows import RaggedRows, RowValue
 from attngen.jit.segments import segments_of
 from attngen.jit.shapes import Sizes, axes_of, sizes_of
+from attngen.jit.tables import NAME, PartTables, no_handle, nothing_to_keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,8 @@ class SeveralAttention:
         #: Weights of the parts are shares of one softmax.
         self._one_softmax = bool(spec.segments) and spec.normalizer is Normalizer.SOFTMAX
         self._dtype = TORCH_DTYPE[spec.out_dtype] if spec.out_dtype else None
+        #: Parts that keep tables or tile maps by a handle; a tensor or param of that name is the caller's.
+        self._keep = () if NAME in self._binder.names else tuple(n for n, a in parts.items() if a.keeps_tables)
 
     # -- what it is ------------------------------------------------------------------------------------------------
 
@@ -112,6 +115,12 @@ class SeveralAttention:
                 wanted = [n for n in names if n in a.backward.names]
             a.compile(device, backward=wanted)
         return self
+
+    def tables(self) -> PartTables:
+        """As `Attention.tables`, of every part whose mask has tables or a tile map. Raises: AttnError E0601 (none)."""
+        if not self._keep:
+            raise nothing_to_keep(self.spec)
+        return PartTables(self._keep)
 
     def __repr__(self) -> str:
         return f"<attngen.SeveralAttention {self.spec.name} of {', '.join(self.parts)}>"
@@ -141,13 +150,14 @@ class SeveralAttention:
     ) -> Any:
         """See the class."""
         calls = self._calls(q, k, v, segments)
+        kept = self._kept(named.pop(NAME, None)) if self._keep else {}
         self._names(named if not return_max_logit or self.spec.max_logit else {**named, "return_max_logit": True})
         # of other normalisers an LSE costs a kernel of its own
         wants_lse = self._one_softmax or return_lse or lse is not None
         keywords = {"return_lse": wants_lse, "scale": scale, "check": check}
         keywords |= {"return_max_logit": True} if return_max_logit else {}
         found = [
-            self._part(name, attention, call, keywords, named)
+            self._part(name, attention, call, keywords, named, kept.get(name))
             for (name, attention), call in zip(self.parts.items(), calls, strict=True)
         ]
         os = [x[0] for x in found] if wants_lse or return_max_logit else found
@@ -218,6 +228,14 @@ class SeveralAttention:
         own = [_Call(q, s.k, s.v, {name: s.lengths} if name else {}) for s in given]
         return [_Call(q, k, v, {}), *own]
 
+    def _kept(self, handle: Any) -> Mapping[str, Any]:
+        """The handle of each part. Raises: AttnError E0604 for what is none of this spec's."""
+        if handle is None:
+            return {}
+        if not isinstance(handle, PartTables) or tuple(handle.parts) != self._keep:
+            raise no_handle(handle)
+        return handle.parts
+
     def _names(self, named: Mapping[str, Any]) -> None:
         """E0601 and E0602 of the whole spec: a part knows its own names only."""
         for name in named:
@@ -230,8 +248,11 @@ class SeveralAttention:
             if torch.is_grad_enabled() and getattr(x, "requires_grad", False) and not decl.grad:
                 raise autograd.lost_gradient(self.spec.name, name)
 
-    def _part(self, name: str, attention: Attention, call: _Call, keywords: Any, named: Mapping[str, Any]) -> Any:
-        own: Any = {n: x for n, x in named.items() if n in attention.binder.names} | call.lengths
+    def _part(
+        self, name: str, attention: Attention, call: _Call, keywords: Any, named: Mapping[str, Any], kept: Any
+    ) -> Any:
+        names = attention.binder.names - ({NAME} if attention.keeps_tables else set())  # the part's handle is `kept`
+        own: Any = {n: x for n, x in named.items() if n in names} | call.lengths | ({NAME: kept} if kept else {})
         q, k, v = call.q, call.k, call.v
         if is_dynamo():
             traced = {n: x for n, x in keywords.items() if n != "check"}

@@ -5,12 +5,12 @@ Only specs whose mask has tables or a map come here; the call path of the others
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from attngen.diag.diagnostic import error
+from attngen.diag.diagnostic import AttnError, error
 from attngen.ir.plan import plan_at
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.tables import words
@@ -84,6 +84,44 @@ class Tables:
         return True
 
 
+class PartTables:
+    """`Tables` for each part of an attention by several kernels, under its name: `kept = attn.tables()`, then
+    `tables=kept` as with one kernel. A part keeps what its own mask needs.
+    """
+
+    __slots__ = ("parts",)
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.parts = {name: Tables() for name in names}
+
+    def clear(self) -> None:
+        """Forget what is kept: the next call fills it."""
+        for kept in self.parts.values():
+            kept.clear()
+
+
+def nothing_to_keep(spec: AttentionSpec) -> AttnError:
+    """E0601 where a handle is asked for and no mask of the spec would use it."""
+    return error(
+        "E0601",
+        f"`{spec.name}` has no tables or tile maps to keep",
+        notes=(
+            "tables belong to masks that compare an element of a `sorted` tensor at the key",
+            "tile maps belong to masks with `block_sparse`",
+        ),
+        helps=(f"call it without `{NAME}`",),
+    )
+
+
+def no_handle(given: object) -> AttnError:
+    """E0604 where something else is passed for a handle."""
+    return error(
+        "E0604",
+        f"`{NAME}` must be what `attn.tables()` returns, found {type(given).__name__}",
+        helps=(f"leave {NAME} out, or make a handle once and pass it in every call",),
+    )
+
+
 class TableBinder(Binder):
     """A Binder whose bound arguments end in the caller's handle, or None."""
 
@@ -104,11 +142,7 @@ class TableBinder(Binder):
         """The handle among the named arguments."""
         given = named.get(NAME) if self.takes_handle else None
         if given is not None and not isinstance(given, Tables):
-            raise error(
-                "E0604",
-                f"`{NAME}` must be what `attn.tables()` returns, found {type(given).__name__}",
-                helps=(f"leave {NAME} out, or make a handle once and pass it in every call",),
-            )
+            raise no_handle(given)
         return given
 
 

@@ -31,7 +31,8 @@ Recipe = tuple[Callable[..., Any], tuple[Any, ...]]
 class ReferenceAttention:
     """Attention as `spec` says it, on CPU tensors; `reasons` say why no kernel for `target` computes it.
 
-    `attn(q, k, v, **params_and_tensors)` returns o; with `return_lse=True`, (o, lse).
+    `attn(q, k, v, **params_and_tensors)` returns o; with `return_lse=True`, (o, lse); of a spec with a max logit,
+    `return_max_logit=True` appends it.
 
     Shapes: as the spec's layout has them for `attngen.jit.kernel.Attention`; packed_qkv: qkv and `heads_q`, as
     `attngen.jit.composed`; V as a view of K: no v. Branches: q and k are tuples, one for each branch, and lse has a
@@ -62,6 +63,7 @@ class ReferenceAttention:
         self,
         *qkv: Any,
         return_lse: bool = False,
+        return_max_logit: bool = False,
         scale: float | None = None,
         check: bool = False,
         segments: Mapping[str, tuple[Any, Any]] | None = None,
@@ -76,11 +78,12 @@ class ReferenceAttention:
         for x in (*qs, *ks, v):
             if isinstance(x, torch.Tensor) and x.device.type != "cpu":
                 self.refuse()
+        wants_top = return_max_logit and self.spec.max_logit
+        if return_max_logit and not wants_top:
+            self._binder.unknown("return_max_logit")
         if self._ragged is not None:
-            if self._ragged.unknown:
-                self.refuse()
-            o, lse = self._ragged(qs, ks, v, named, scale, check, segments)
-            return (o, lse) if return_lse else o
+            found = self._ragged(qs, ks, v, named, scale, check, segments, wants_top)
+            return _wanted(found, return_lse)
         if is_selected(self.spec):
             named = {**named, BLOCKS: _as_map(self._plain, named.get(BLOCKS), qs[0], ks[0])}
         if self.spec.layout is Layout.PAGED:
@@ -98,10 +101,10 @@ class ReferenceAttention:
         q, k = several or (self._bshd(qs[0]), self._bshd(ks[0]))
         parts = {s.name: (self._bshd(s.k), self._bshd(s.v)) for s in segments_of(self._plain, segments, ks[0])}
         with torch.autocast("cpu", enabled=False):
-            given = None if v is None else self._bshd(v)
-            o, lse = blockwise.attention(self.spec, q, k, given, params, tensors, value, parts)
-        o = self._bshd(o).contiguous()
-        return (o, lse.contiguous()) if return_lse else o
+            call = (self.spec, q, k, None if v is None else self._bshd(v), params, tensors, value, parts)
+            o, lse = blockwise.attention(*call)
+            tops = (blockwise.largest(*call).detach(),) if wants_top else ()
+        return _wanted((self._bshd(o).contiguous(), lse.contiguous(), *tops), return_lse)
 
     def refuse(self) -> NoReturn:
         """Raise the reasons why there is no kernel."""
@@ -161,18 +164,27 @@ class Ragged:
         self._spec = spec
         self._binder = RaggedBinder(spec)
         self._scale = Scale(spec)
-        #: What sequences of their own are not defined for: blocks of a sequence.
-        self.unknown = bool(spec.block_sparse and spec.block_sparse.given)
 
     def __call__(
-        self, qs: list[Any], ks: list[Any], v: Any, named: Mapping[str, Any], scale: Any, check: bool, segments: Any
-    ) -> tuple[Any, Any]:
+        self,
+        qs: list[Any],
+        ks: list[Any],
+        v: Any,
+        named: Mapping[str, Any],
+        scale: Any,
+        check: bool,
+        segments: Any,
+        wants_top: bool,
+    ) -> tuple[Any, ...]:
+        """(o, lse), and the largest scores where they are wanted."""
         from attngen.ref import blockwise, ragged
 
         spec = self._spec
         for name, x in (*(("q", q) for q in qs), *(("k", k) for k in ks)):
             contract.has_rank(spec, name, x)
         named = self._binder.filled(named, qs[0], ks[0])
+        if is_selected(spec):
+            named = {**named, BLOCKS: _as_map(spec, named.get(BLOCKS), qs[0], ks[0])}
         tail = self._binder.bind(named, qs[0], ks[0])
         params, tensors = self._binder.split(tail)
         whole = v if v is not None else views.keys_and_values(spec, ks[0])[1]
@@ -190,10 +202,17 @@ class Ragged:
         starts = {t.name: tensors.pop(t.name) for t in spec.lengths}
         q, k = (tuple(qs), tuple(ks)) if spec.branches else (qs[0], ks[0])
         with torch.autocast("cpu", enabled=False):
-            o, lse = ragged.attention(
-                spec, q, k, v, starts, params, tensors, value, blockwise.attention, segments or None
-            )
-        return o.contiguous(), lse.contiguous()
+            call = (spec, q, k, v, starts, params, tensors, value)
+            o, lse = ragged.attention(*call, blockwise.attention, segments or None)
+            tops = (ragged.largest(*call, segments=segments or None).detach(),) if wants_top else ()
+        return o.contiguous(), lse.contiguous(), *tops
+
+
+def _wanted(found: tuple[Any, ...], return_lse: bool) -> Any:
+    """The results that a call asks for, of (o, lse) or (o, lse, largest scores)."""
+    o, lse, *tops = found
+    results = (o, *((lse,) if return_lse else ()), *tops)
+    return results if len(results) > 1 else o
 
 
 def _all_learned(spec: AttentionSpec, tensors: Mapping[str, Any]) -> None:
@@ -204,11 +223,12 @@ def _all_learned(spec: AttentionSpec, tensors: Mapping[str, Any]) -> None:
 
 
 def _as_map(spec: AttentionSpec, lists: Any, q: Any, k: Any) -> Any:
-    """Lists of blocks as the map that the mask reads; anything else as it is."""
+    """Lists of blocks as the map that the mask reads; anything else as it is. Packed keys: a sequence has not more."""
     if not isinstance(lists, torch.Tensor) or lists.dtype not in (torch.int32, torch.int64) or lists.ndim != 4:
         return lists
     sizes = sizes_of(spec, q, k)
-    found = block_map(lists.new_full(lists.shape[:-1], lists.shape[-1]), lists, sizes["blocks_kv"])
+    count = spec.block_counts(sizes["seqlen_q"], sizes["seqlen_kv"])["blocks_kv"]
+    found = block_map(lists.new_full(lists.shape[:-1], lists.shape[-1]), lists, count)
     group = sizes["heads_q"] // max(sizes["heads_kv"], 1)
     return found if found.shape[1] == 1 else found.repeat_interleave(group, 1)
 

@@ -59,15 +59,16 @@ def attention(
 
 def largest(
     spec: AttentionSpec,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Several,
+    k: Several,
+    v: Tensor | None,
     params: Mapping[str, Any] | None = None,
     tensors: Mapping[str, Tensor] | None = None,
     scale: float | Tensor | None = None,
+    segments: Mapping[str, tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor:
-    """The largest kept score of each row, (B, Hq, Sq) fp32, -inf where none is kept; arguments as `attention`'s."""
-    return _attention(spec, q, k, v, params, tensors, scale, None)[2]
+    """The largest kept score of each row, shaped as `attention`'s lse, fp32, -inf where none is kept; its arguments."""
+    return _attention(spec, q, k, v, params, tensors, scale, segments)[2]
 
 
 def _attention(

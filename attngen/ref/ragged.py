@@ -19,7 +19,7 @@ from attngen.diag.diagnostic import error
 from attngen.ir.expr import Expr, atoms_of, const, substitute
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
-from attngen.ref import dense
+from attngen.ref import blockwise, dense
 from attngen.ref.backward import Gradients
 from attngen.ref.backward import attention_backward as one_backward
 from attngen.ref.binding import Several
@@ -129,8 +129,11 @@ def one(spec: AttentionSpec, s: Sequence) -> AttentionSpec:
 
 
 def captured(spec: AttentionSpec, s: Sequence, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The captured tensors of one sequence's call: its part of the axes that hold rows or keys (views)."""
-    parts = {"seqlen_q": s.rows, "seqlen_kv": s.keys}
+    """The captured tensors of one sequence's call, views: its part of the axes that hold rows or keys, and of given
+    blocks, which count inside a sequence, those that it has.
+    """
+    counts = spec.block_counts(*(x.stop - x.start for x in (s.rows, s.keys)))
+    parts = {"seqlen_q": s.rows, "seqlen_kv": s.keys, **{d: slice(0, n) for d, n in counts.items()}}
     found = {}
     for decl in spec.tensors:
         x = tensors[decl.name]
@@ -185,6 +188,26 @@ def attention(
     if o is None or lse is None:
         raise error("E0652", f"`{spec.name}` was called without a sequence")
     return o, lse
+
+
+def largest(
+    spec: AttentionSpec,
+    q: Several,
+    k: Several,
+    v: Tensor | None,
+    lengths: Mapping[str, Tensor | None],
+    params: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
+    scale: float | Tensor | None = None,
+    segments: Mapping[str, Segment] | None = None,
+) -> Tensor:
+    """The largest kept score of each row by `blockwise.largest`, shaped as `attention`'s lse; its arguments."""
+
+    def one_call(own: AttentionSpec, q: Several, *call: Any, **more: Any) -> tuple[Tensor, Tensor]:
+        first = _first(q)
+        return first.new_zeros((*first.shape[:3], own.head_dim_v)), blockwise.largest(own, q, *call, **more)
+
+    return attention(spec, q, k, v, lengths, params, tensors, scale, one_call, segments)[1]
 
 
 def _placed(whole: Tensor, part: Tensor, index: tuple[Any, ...]) -> Tensor:

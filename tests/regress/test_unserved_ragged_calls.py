@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from attngen import AttnError, build
+from attngen.jit.lists import lists_of
 from attngen.ref import dense, ragged
 from attngen.syntax import load_spec
 
@@ -22,7 +23,7 @@ def operands(*shape: int) -> list[torch.Tensor]:
     return [torch.randn(*shape, h, 64, generator=g).bfloat16().requires_grad_() for h in (4, 2, 2)]
 
 
-@pytest.mark.parametrize("more", ["block_sparse { q = 64, kv = 64 }", "v = k[0:32]"])
+@pytest.mark.parametrize("more", ["block_sparse { q = 1, kv = 4, lists = given }", "v = k[0:32]"])
 @pytest.mark.parametrize("layout", ["varlen", "padded"])
 def test_values_and_gradients(layout: str, more: str) -> None:
     spec = load_spec(text(more, layout))
@@ -32,13 +33,17 @@ def test_values_and_gradients(layout: str, more: str) -> None:
         lengths = {"cu_seqlens_q": torch.tensor([0, *LENGTHS]).cumsum(0).int()}
     else:
         lengths = {"seqused_q": counts, "seqused_kv": counts}
+    tensors, given = {}, {}
     if "k[" in more:
         qkv = qkv[:2]
-    o, lse = build(spec)(*qkv, return_lse=True, check=True, **lengths)
+    else:  # a list of blocks of each row, up to those of the longest sequence; others cut theirs
+        kept = torch.rand(4, 1, 8, 3 if layout == "varlen" else 2, generator=torch.Generator().manual_seed(3)) < 0.6
+        tensors, given = {"blocks": kept}, {"blocks": lists_of(kept)}
+    o, lse = build(spec)(*qkv, return_lse=True, check=True, **lengths, **given)
     leaves = [x.detach().double().requires_grad_() for x in qkv]
     q, k = leaves[:2]
     v = k[..., :32] if "k[" in more else leaves[2]
-    want, rows = ragged.attention(spec.replace(v_view_start=None), q, k, v, lengths, how=dense.attention)
+    want, rows = ragged.attention(spec.replace(v_view_start=None), q, k, v, lengths, None, tensors, how=dense.attention)
     assert (o - want).abs().max() < 2e-2 and torch.allclose(lse.double(), rows, atol=2e-3)
     do = torch.randn(o.shape, generator=torch.Generator().manual_seed(1))
     found = torch.autograd.grad(o, qkv, do.to(o.dtype))
@@ -67,3 +72,21 @@ def test_a_reason_is_said_once() -> None:
     with pytest.warns(UserWarning, match="head_dim = 320"):
         attn = build(text(two).replace("head_dim = 64", "head_dim = 320"))
     assert len(attn.reasons) == 1
+
+
+@pytest.mark.parametrize("layout", ["bshd", "varlen"])
+def test_largest_scores_of_a_spec_without_a_kernel(layout: str) -> None:
+    """`output { max_logit = true }` was declared, and the callable said to declare it."""
+    spec = load_spec(text("block_sparse { q = 1, kv = 4, lists = given }\n  output { max_logit = true }", layout))
+    q, k, v = operands(*((12,) if layout == "varlen" else (1, 12)))
+    lengths = {"cu_seqlens_q": torch.tensor([0, 12]).int()} if layout == "varlen" else {}
+    blocks = torch.arange(3, dtype=torch.int32).expand(1, 1, 12, 3)
+    _, lse, top = build(spec)(q, k, v, return_lse=True, return_max_logit=True, blocks=blocks, **lengths)
+    rows, keys = (x if layout == "varlen" else x[0] for x in (q, k))
+    scores = torch.einsum("ihd,jhd->hij", rows.double(), keys.double().repeat_interleave(2, 1)) / 8
+    want = scores.masked_fill(torch.ones(12, 12).triu(1).bool(), -torch.inf).amax(-1)
+    assert top.shape == lse.shape and (top.reshape(4, 12) - want).abs().max() < 1e-4 and not top.requires_grad
+    with pytest.raises(AttnError, match="declare"):
+        build(text("block_sparse { q = 1, kv = 4, lists = given }", "varlen"))(
+            *operands(12), return_max_logit=True, cu_seqlens_q=torch.tensor([0, 12]).int(), blocks=blocks
+        )

@@ -11,7 +11,8 @@ import torch
 import attngen
 from attngen.diag.diagnostic import AttnError
 from attngen.ir.plan import KernelPlan
-from attngen.jit.selected import SelectedAttention, selected_keys
+from attngen.jit.lists import selected_keys
+from attngen.jit.selected import SelectedAttention
 from attngen.passes.selected import selected_spec
 from attngen.passes.serves import why_not
 from attngen.ref import dense
