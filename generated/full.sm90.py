@@ -54,7 +54,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "09651213de96b580f596fbc7a13a3456037f4e96bf39347604d83fb769d2b5ac",
-    "body_sha256": "bf94adc3d6e68397dbe81f51c1df9f75bc4cdafbb46e42ee075dc5311df63ca6",
+    "body_sha256": "9f38a33fce9c61768c0b06e0aa5afbf927337574034ebbd2f21d18472c6f0fdd",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -79,8 +79,10 @@ HEAD_DIM_V = 128
 
 NEG_INF = -float("inf")
 LOWEST = -(2.0**31)  # in log2 units; below it fp32 does not resolve a score, which then counts as -inf
-GROWTH = 32.0  # in log2 units; a row's reference, which P is relative to, is raised where a score outgrows it by more
-HEADROOM = 32.0  # so far above the row's maximum
+# In log2 units: a row's reference, which P is relative to, is raised where a score outgrows it by more than GROWTH, to
+# HEADROOM above the row's maximum.
+GROWTH = 32.0
+HEADROOM = 32.0
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000  # L2 policies of a TMA load: cute's CacheHintSm90

@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "ab7efb4d26c195b234ba98ec0eadc128a46ebfb856443c937fadc10ba0da8463",
-    "body_sha256": "4b2b448b2adceb9dc77ab3a9479aa974b125bad5045b2017b1f1b312da9ec3d8",
+    "body_sha256": "d8b17e154a0f43d4a5967803d7014b5506420fef6fade53082232cc131224b95",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -86,8 +86,10 @@ HEAD_DIM_V = 64
 
 NEG_INF = -float("inf")
 LOWEST = -(2.0**31)  # in log2 units; below it fp32 does not resolve a score, which then counts as -inf
-GROWTH = 32.0  # in log2 units; a row's reference, which P is relative to, is raised where a score outgrows it by more
-HEADROOM = 32.0  # so far above the row's maximum
+# In log2 units: a row's reference, which P is relative to, is raised where a score outgrows it by more than GROWTH, to
+# HEADROOM above the row's maximum.
+GROWTH = 32.0
+HEADROOM = 32.0
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000  # L2 policies of a TMA load: cute's CacheHintSm90

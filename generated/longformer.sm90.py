@@ -55,7 +55,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "68caaca6f8866a9ed9a0e6d0dd75271a3e614975750593dc34d4de20a830f34f",
-    "body_sha256": "206f34bf8625c1ff7fa4e37296cd3b65f9e98d58fd1bdcb0937b3e3f9e969693",
+    "body_sha256": "82a156b1fef9bff00a704a827eebd04a65985721cf8e9fc412f9060d524a97e6",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -83,8 +83,10 @@ HEAD_DIM_V = 64
 
 NEG_INF = -float("inf")
 LOWEST = -(2.0**31)  # in log2 units; below it fp32 does not resolve a score, which then counts as -inf
-GROWTH = 32.0  # in log2 units; a row's reference, which P is relative to, is raised where a score outgrows it by more
-HEADROOM = 32.0  # so far above the row's maximum
+# In log2 units: a row's reference, which P is relative to, is raised where a score outgrows it by more than GROWTH, to
+# HEADROOM above the row's maximum.
+GROWTH = 32.0
+HEADROOM = 32.0
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000  # L2 policies of a TMA load: cute's CacheHintSm90

@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "e996f4ec5030b41c0a073655fe574025f7d7e53f5a6b5aaad2cae4856250813e",
-    "body_sha256": "3a6e98c9f64aeb49363177da8420034bc73ab33fd98b413266e51d663db3cff5",
+    "body_sha256": "535bdc264fb37c4e84c3d227281369c45d266cb124c1e192c66ad9875719d3d3",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -85,8 +85,10 @@ HEAD_DIM_V = 128
 
 NEG_INF = -float("inf")
 LOWEST = -(2.0**31)  # in log2 units; below it fp32 does not resolve a score, which then counts as -inf
-GROWTH = 32.0  # in log2 units; a row's reference, which P is relative to, is raised where a score outgrows it by more
-HEADROOM = 32.0  # so far above the row's maximum
+# In log2 units: a row's reference, which P is relative to, is raised where a score outgrows it by more than GROWTH, to
+# HEADROOM above the row's maximum.
+GROWTH = 32.0
+HEADROOM = 32.0
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000  # L2 policies of a TMA load: cute's CacheHintSm90

@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "47e4a10b4b007945faaa09f4b2e8b0406eba0d405cc5d8f60192abe6f66e51e6",
-    "body_sha256": "d6b3ce58d116f4782a7b84aecf5556e2e56832698ed272e64c20ebd1887c9e0d",
+    "body_sha256": "0276a6b1cb2e6cad1d035e531737f1a9bc1e56e816bf753e199dc035453df476",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -87,8 +87,10 @@ HEAD_DIM_V = 128
 
 NEG_INF = -float("inf")
 LOWEST = -(2.0**31)  # in log2 units; below it fp32 does not resolve a score, which then counts as -inf
-GROWTH = 32.0  # in log2 units; a row's reference, which P is relative to, is raised where a score outgrows it by more
-HEADROOM = 32.0  # so far above the row's maximum
+# In log2 units: a row's reference, which P is relative to, is raised where a score outgrows it by more than GROWTH, to
+# HEADROOM above the row's maximum.
+GROWTH = 32.0
+HEADROOM = 32.0
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000  # L2 policies of a TMA load: cute's CacheHintSm90

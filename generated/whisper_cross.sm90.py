@@ -54,7 +54,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "bb68f6b9f42d904cab2ede1e68b354627933ba294dd4cd0fb119dc23981e5d54",
-    "body_sha256": "1f0faa1fb8030fcd133e8b0b638f171086c73b29b2243e4befc6f81e1c7ec419",
+    "body_sha256": "8a48c500e9c30c5f13453d2282ef1b4f35950f23d7c730c311ca53386af90556",
     "layout": "bhsd",
     "dtype": "fp16",
     "out_dtype": "fp16",
@@ -79,8 +79,10 @@ HEAD_DIM_V = 64
 
 NEG_INF = -float("inf")
 LOWEST = -(2.0**27)  # in log2 units; below it fp32 does not resolve a score, which then counts as -inf
-GROWTH = 8.0  # in log2 units; a row's reference, which P is relative to, is raised where a score outgrows it by more
-HEADROOM = 0.0  # so far above the row's maximum: P in fp16 has no exponents to spare
+# In log2 units: a row's reference, which P is relative to, is raised where a score outgrows it by more than GROWTH, to
+# HEADROOM above the row's maximum: P in fp16 has no exponents to spare.
+GROWTH = 8.0
+HEADROOM = 0.0
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000  # L2 policies of a TMA load: cute's CacheHintSm90
