@@ -13,6 +13,7 @@ from collections import Counter
 from attngen.ir.backward import BackwardPlan, BackwardPlanSet
 from attngen.verify.ledger import Events, dotted
 from attngen.verify.tables import kernels_of
+from attngen.verify.tree import every
 
 #: Arrivals of all consumer warps, as the text spells them.
 CONSUMER_WARPS = "4 * self.warpgroups"
@@ -65,8 +66,8 @@ def events(tree: ast.Module) -> Events:
         owner = f"{scope.name}." if isinstance(scope, ast.ClassDef) else ""
         for method in scope.body if isinstance(scope, ast.ClassDef) else [scope]:
             if isinstance(method, ast.FunctionDef):
-                seen = Counter(e for n in ast.walk(method) if isinstance(n, ast.Call) and (e := event(n)))
-                seen.update(e for n in ast.walk(method) if isinstance(n, ast.For) and (e := _rings(n)))
+                seen = Counter(e for n in every(ast.Call, method) if (e := event(n)))
+                seen.update(e for n in every(ast.For, method) if (e := _rings(n)))
                 if seen:
                     found[owner + method.name] = seen
     return found

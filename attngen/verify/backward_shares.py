@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from attngen.ir.backward import BackwardPlanSet
 from attngen.verify.ledger import assigned
+from attngen.verify.tree import every
 
 #: Method -> name -> its value: `BackwardSchedule.shared`, what a share takes of a walk, and which parts are summed.
 _SHARES = {
@@ -40,7 +41,6 @@ def share_faults(methods: Mapping[str, ast.FunctionDef], plan_set: BackwardPlanS
                 said = ", ".join(found) or "nowhere"
                 yield f"{method}: {name} is {said}, the plan says {value if shares else 'none'}"
     for method, wanted in _CONDITIONS.items():
-        nodes = ast.walk(methods[method]) if method in methods else ()
-        times = sum(isinstance(n, ast.If) and ast.unparse(n.test) == wanted for n in nodes)
+        times = sum(ast.unparse(n.test) == wanted for n in every(ast.If, methods.get(method)))
         if times != int(shares):
             yield f"{method}: `if {wanted}` stands {times} times, the plan says {int(shares)}"

@@ -19,6 +19,7 @@ from attngen.verify.backward_zeroes import zero_faults
 from attngen.verify.ledger import dotted
 from attngen.verify.source import SourceError, general_faults, meta_of, unparsable
 from attngen.verify.tables import LAUNCHED, kernels_of, table_faults
+from attngen.verify.tree import every
 
 CLASS = "AttentionBackward"
 _ELEMENT = {DType.BF16: "cutlass.BFloat16", DType.FP16: "cutlass.Float16"}
@@ -80,13 +81,13 @@ def _constants(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
     for node in tree.body:
         if isinstance(node, ast.Assign):
             for target in node.targets:
-                yield from ((n.id, node.value) for n in ast.walk(target) if isinstance(n, ast.Name))
+                yield from ((n.id, node.value) for n in every(ast.Name, target))
 
 
 def _stored(node: ast.AST) -> Counter[str]:
     """How often each name is assigned."""
-    targets = [t for n in ast.walk(node) if isinstance(n, ast.Assign) for t in n.targets]
-    return Counter(n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name))
+    targets = [t for n in every(ast.Assign, node) for t in n.targets]
+    return Counter(n.id for t in targets for n in every(ast.Name, t))
 
 
 def _names(tree: ast.Module, methods: Mapping[str, ast.FunctionDef], plan_set: BackwardPlanSet) -> Iterator[str]:
@@ -133,7 +134,7 @@ def _numbers(tree: ast.Module, plan_set: BackwardPlanSet) -> Iterator[str]:
             yield f"{name} is {ast.unparse(values[name])}, the plan says {value}"
     if "ELEMENT" in values and dotted(values["ELEMENT"]) != _ELEMENT[first.dtype]:
         yield f"ELEMENT is {ast.unparse(values['ELEMENT'])}, the plan says {_ELEMENT[first.dtype]}"
-    calls = [n for n in ast.walk(values["PLANS"]) if isinstance(n, ast.Call)] if "PLANS" in values else []
+    calls = every(ast.Call, values.get("PLANS"))
     if len(calls) != len(plan_set.plans):
         yield f"PLANS has {len(calls)} entries, the plan {len(plan_set.plans)}"
     for i, (call, p) in enumerate(zip(calls, plan_set.plans, strict=False)):
@@ -195,8 +196,8 @@ def _storage(tree: ast.Module, methods: Mapping[str, ast.FunctionDef], p: Backwa
     """Shared memory holds what the plan lays out, in its order, and as many mbarriers as there are stages."""
     fields = [
         n.target.id
-        for scope in ast.walk(tree)
-        if isinstance(scope, ast.ClassDef) and scope.name == "SharedStorage"
+        for scope in every(ast.ClassDef, tree)
+        if scope.name == "SharedStorage"
         for n in scope.body
         if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
     ]
@@ -226,8 +227,8 @@ def _storage(tree: ast.Module, methods: Mapping[str, ast.FunctionDef], p: Backwa
 
 def _assigned(methods: Mapping[str, ast.FunctionDef], method: str, name: str) -> list[ast.expr]:
     """Every value that a method gives a name."""
-    nodes = ast.walk(methods[method]) if method in methods else ()
-    return [n.value for n in nodes if isinstance(n, ast.Assign) and any(dotted(t) == name for t in n.targets)]
+    nodes = every(ast.Assign, methods.get(method))
+    return [n.value for n in nodes if any(dotted(t) == name for t in n.targets)]
 
 
 def _evaluated(e: ast.expr, numbers: Mapping[str, int]) -> int | str:
@@ -253,8 +254,8 @@ def _paths(methods: Mapping[str, ast.FunctionDef], p: BackwardPlan) -> Iterator[
             continue
         line = dict(steps).get("grid wait")
         early = [
-            dotted(n.func) for n in ast.walk(methods[name])
-            if line and isinstance(n, ast.Call) and n.lineno < line and dotted(n.func) in _READERS
+            dotted(n.func) for n in every(ast.Call, methods[name])
+            if line and n.lineno < line and dotted(n.func) in _READERS
         ]  # fmt: skip
         if early:
             yield f"{CLASS}.{name}: {early[0]} stands before the wait for the grid before"
@@ -281,7 +282,7 @@ def _turns(methods: Mapping[str, ast.FunctionDef], plan_set: BackwardPlanSet) ->
     if mapped is not None:  # turns are counted, in an order that one method says
         places[1] = ("turn_place", "n_block" if order == "ascending" else "p.n_blocks - 1 - n_block")
     for name, said in places[: 1 + plan_set.deterministic]:
-        returns = [n.value for n in ast.walk(methods[name]) if isinstance(n, ast.Return)] if name in methods else []
+        returns = [n.value for n in every(ast.Return, methods.get(name))]
         found = [ast.unparse(r.elts[0] if isinstance(r, ast.Tuple) else r) for r in returns if r is not None]
         if found != [said]:
             yield f"{CLASS}.{name}: KV tiles in the order {', '.join(found) or 'of nothing'}, the plan says {order}"
@@ -289,10 +290,7 @@ def _turns(methods: Mapping[str, ast.FunctionDef], plan_set: BackwardPlanSet) ->
 
 def _launches(methods: Mapping[str, ast.FunctionDef], plan_set: BackwardPlanSet) -> Iterator[str]:
     """Which kernels are launched, in which order, which may overlap the one before, and how many CTAs a cluster has."""
-    nodes = sorted(
-        (n for n in ast.walk(methods["__call__"]) if isinstance(n, ast.Call)) if "__call__" in methods else (),
-        key=lambda n: n.lineno,
-    )
+    nodes = sorted(every(ast.Call, methods.get("__call__")), key=lambda n: n.lineno)
     p, found = plan_set.plans[0], []
     first = [] if p.mask.map is None else ["map_tiles", *(["transpose_map"] if plan_set.deterministic else [])]
     for n in nodes:

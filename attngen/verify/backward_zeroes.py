@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from attngen.ir.backward import BackwardPlanSet
 from attngen.verify.ledger import assigned
+from attngen.verify.tree import every
 
 #: Method -> name -> the values that it is given: `BackwardSchedule.zero_lag`, and the pairs that it separates.
 _ZEROES = {
@@ -34,7 +35,6 @@ def zero_faults(methods: Mapping[str, ast.FunctionDef], plan_set: BackwardPlanSe
             if found != ([value] if ahead else []) and (ahead or name.startswith("zero")):
                 yield f"{method}: {name} is {', '.join(found) or 'nowhere'}, the plan says {value if ahead else 'none'}"
     for method, wanted in _CONDITIONS.items():
-        nodes = ast.walk(methods[method]) if method in methods else ()
-        times = sum(isinstance(n, ast.If) and ast.unparse(n.test) == wanted for n in nodes)
+        times = sum(ast.unparse(n.test) == wanted for n in every(ast.If, methods.get(method)))
         if times != int(ahead):
             yield f"{method}: `if {wanted}` stands {times} times, the plan says {int(ahead)}"

@@ -10,6 +10,7 @@ import ast
 from collections import Counter
 
 from attngen.ir.plan import KernelPlan
+from attngen.verify.tree import every
 
 Events = dict[str, Counter[str]]
 #: Arrivals that the rings of K and V and the mailbox wait for, as the text spells `4 * warpgroups`.
@@ -40,7 +41,7 @@ def events(tree: ast.Module) -> Events:
         if isinstance(scope, ast.ClassDef):
             for method in scope.body:
                 if isinstance(method, ast.FunctionDef):
-                    seen = Counter(e for n in ast.walk(method) if isinstance(n, ast.Call) and (e := _event(n)))
+                    seen = Counter(e for n in every(ast.Call, method) if (e := _event(n)))
                     if seen:
                         found[f"{scope.name}.{method.name}"] = seen
     return found
@@ -86,10 +87,7 @@ def dotted(e: ast.expr) -> str:
 
 def assigned(method: ast.FunctionDef | None, name: str) -> list[str]:
     """Every value that a method gives a name, as text."""
-    nodes = ast.walk(method) if method else ()
-    return [
-        ast.unparse(n.value) for n in nodes if isinstance(n, ast.Assign) and any(dotted(t) == name for t in n.targets)
-    ]
+    return [ast.unparse(n.value) for n in every(ast.Assign, method) if any(dotted(t) == name for t in n.targets)]
 
 
 def wanted(plan: KernelPlan, ragged: bool = False) -> Events:
@@ -181,12 +179,8 @@ def ledger_faults(tree: ast.Module, plan: KernelPlan, ragged: bool = False) -> l
 def _consumer_warps(tree: ast.Module) -> list[str]:
     """Every value that the name `warps`, the arrivals of a ring's empty barriers, is given."""
     found = []
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Tuple)
-            and isinstance(node.value, ast.Tuple)
-        ):
+    for node in every(ast.Assign, tree):
+        if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
             pairs = zip(node.targets[0].elts, node.value.elts, strict=False)
             found += [ast.unparse(value) for target, value in pairs if dotted(target) == "warps"]
     return found

@@ -77,7 +77,7 @@ def inspect_ptx(ptx: str, arch: str = "sm_90a") -> MachineCode:
         made = _run("ptxas", "-v", f"-arch={arch}", str(source), "-o", str(cubin))
         if made.returncode:
             raise error("E0542", "ptxas refuses the PTX of a kernel", notes=(made.stderr.strip()[-1500:],))
-        listing = _run("nvdisasm", "-c", str(cubin)).stdout
+        listing = _run("nvdisasm", "-c", "-ndf", str(cubin)).stdout  # no labels of indirect jumps
     return parse(made.stdout + made.stderr, listing)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from attngen.ir.backward import BackwardPlanSet
@@ -17,6 +17,7 @@ from attngen.ir.types import DType
 from attngen.source import parse_python
 from attngen.verify.ledger import dotted, ledger_faults
 from attngen.verify.tables import table_faults
+from attngen.verify.tree import every
 
 LINE_LENGTH = 120
 _IMPORTS = {"copy", "math", "sys", "dataclasses", "types", "cuda", "cutlass", "torch", "time"}
@@ -64,7 +65,7 @@ def source_faults(text: str, plan_set: PlanSet, tree: ast.Module | None = None) 
         return [unparsable(fault)]
     return [
         *general_faults(text, tree),
-        *_names(tree, tuple(ast.walk(tree)), plan_set),
+        *_names(tree, plan_set),
         *_numbers(tree, plan_set),
         *table_faults(tree, "AttentionForward", plan_set.plans[0].mask.form, meta_of(tree)),
         *ledger_faults(tree, plan_set.plans[0], plan_set.spec.layout.is_ragged),
@@ -74,8 +75,7 @@ def source_faults(text: str, plan_set: PlanSet, tree: ast.Module | None = None) 
 
 def general_faults(text: str, tree: ast.Module) -> list[str]:
     """What is wrong with the text of any kernel: imports, calls, what runs on import, doubles, long lines."""
-    nodes = tuple(ast.walk(tree))
-    return [*_reach(nodes), *_statements(tree), *_twice(nodes), *_long_lines(text)]
+    return [*_reach(tree), *_statements(tree), *_twice(tree), *_long_lines(text)]
 
 
 def _long_lines(text: str) -> list[str]:
@@ -83,21 +83,18 @@ def _long_lines(text: str) -> list[str]:
     return [f"line {i} is longer than {LINE_LENGTH}" for i in long[:3]]
 
 
-def _reach(nodes: Sequence[ast.AST]) -> Iterator[str]:
+def _reach(tree: ast.Module) -> Iterator[str]:
     """Imports and calls outside the allow-lists."""
-    for node in nodes:
-        roots: list[str] = []
-        if isinstance(node, ast.Import):
-            roots = [a.name.split(".")[0] for a in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            roots = [(node.module or "").split(".")[0]]
-        for root in roots:
-            if root == "__future__":
-                yield "postponed annotations break @cute.struct"
-            elif root not in _IMPORTS:
-                yield f"imports {root or 'a neighbour'}"
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _CALLS:
-            yield f"calls {node.func.id}"
+    modules = [a.name for node in every(ast.Import, tree) for a in node.names]
+    modules += [node.module or "" for node in every(ast.ImportFrom, tree)]
+    for root in (name.split(".")[0] for name in modules):
+        if root == "__future__":
+            yield "postponed annotations break @cute.struct"
+        elif root not in _IMPORTS:
+            yield f"imports {root or 'a neighbour'}"
+    for call in every(ast.Call, tree):
+        if isinstance(call.func, ast.Name) and call.func.id in _CALLS:
+            yield f"calls {call.func.id}"
 
 
 def _statements(tree: ast.Module) -> Iterator[str]:
@@ -110,14 +107,15 @@ def _statements(tree: ast.Module) -> Iterator[str]:
             yield f"line {node.lineno} runs on import: {type(node).__name__}"
 
 
-def _twice(nodes: Sequence[ast.AST]) -> Iterator[str]:
+def _twice(tree: ast.Module) -> Iterator[str]:
     """Functions and classes that one scope defines twice."""
-    for scope in (n for n in nodes if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef)):
+    scopes: list[ast.Module | ast.ClassDef | ast.FunctionDef] = [tree]
+    for scope in scopes + every(ast.ClassDef, tree) + every(ast.FunctionDef, tree):
         names = Counter(n.name for n in scope.body if isinstance(n, ast.FunctionDef | ast.ClassDef))
         yield from (f"defines {n} twice" for n, count in sorted(names.items()) if count > 1)
 
 
-def _names(tree: ast.Module, nodes: Sequence[ast.AST], plan_set: PlanSet) -> Iterator[str]:
+def _names(tree: ast.Module, plan_set: PlanSet) -> Iterator[str]:
     """Definitions that must stand once."""
     module = Counter(n for node in tree.body if isinstance(node, ast.Assign) for n in _targets(node))
     turn = ["BARRIER_TURN"] if plan_set.plans[0].schedule.pingpong else []
@@ -126,8 +124,8 @@ def _names(tree: ast.Module, nodes: Sequence[ast.AST], plan_set: PlanSet) -> Ite
         if module[word] != 1:
             yield f"{word} is defined {module[word]} times"
     kernel = _method(tree, "AttentionForward", "kernel")
-    anywhere = Counter(n for node in nodes if isinstance(node, ast.Assign) for n in _targets(node))
-    here = Counter(n for node in ast.walk(kernel) if isinstance(node, ast.Assign) for n in _targets(node))
+    anywhere = Counter(n for node in every(ast.Assign, tree) for n in _targets(node))
+    here = Counter(n for node in every(ast.Assign, kernel) for n in _targets(node))
     stages_o = plan_set.plans[0].memory.stages_o
     for word in _BUFFERS if stages_o else _BUFFERS[:-1]:
         # the branch of `own buffer or Q's` is taken by the template: one definition is left
@@ -136,8 +134,8 @@ def _names(tree: ast.Module, nodes: Sequence[ast.AST], plan_set: PlanSet) -> Ite
     own = stages_o and not plan_set.plans[0].memory.o_in_q
     fields = [
         n.target.id
-        for scope in nodes
-        if isinstance(scope, ast.ClassDef) and scope.name == "SharedStorage"
+        for scope in every(ast.ClassDef, tree)
+        if scope.name == "SharedStorage"
         for n in scope.body
         if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
     ]
@@ -149,8 +147,7 @@ def _names(tree: ast.Module, nodes: Sequence[ast.AST], plan_set: PlanSet) -> Ite
 
 
 def _targets(node: ast.Assign) -> list[str]:
-    stored = [n for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-    return [n.id for n in stored]
+    return [n.id for t in node.targets for n in every(ast.Name, t) if isinstance(n.ctx, ast.Store)]
 
 
 def _method(tree: ast.Module, owner: str, name: str) -> ast.AST:
@@ -183,7 +180,7 @@ def _numbers(tree: ast.Module, plan_set: PlanSet) -> Iterator[str]:
             yield f"{name} is {ast.unparse(values[name])}, the plan says {value}"
     if "ELEMENT" in values and dotted(values["ELEMENT"]) != _ELEMENT[first.dtype]:
         yield f"ELEMENT is {ast.unparse(values['ELEMENT'])}, the plan says {_ELEMENT[first.dtype]}"
-    calls = [n for n in ast.walk(values["PLANS"]) if isinstance(n, ast.Call)] if "PLANS" in values else []
+    calls = every(ast.Call, values.get("PLANS"))
     if len(calls) != len(plan_set.plans):
         yield f"PLANS has {len(calls)} entries, the plan {len(plan_set.plans)}"
     groups = any(p.schedule.l2_group_bytes for p in plan_set.plans)
@@ -214,8 +211,7 @@ def _clusters(tree: ast.Module, ctas: tuple[int, int, int]) -> Iterator[str]:
     said = {
         k.arg: ast.unparse(k.value)
         for name in ("__call__", "load_kv")
-        for n in ast.walk(_method(tree, "AttentionForward", name))
-        if isinstance(n, ast.Call)
+        for n in every(ast.Call, _method(tree, "AttentionForward", name))
         for k in n.keywords
         if k.arg in ("cluster", "mcast_mask")
     }

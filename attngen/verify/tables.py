@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from attngen.ir.forms import MaskForm
 from attngen.ir.tables import Extreme, axes_of
 from attngen.verify.ledger import dotted
+from attngen.verify.tree import every
 
 _LAUNCH_DEPENDENTS = "cute.arch.griddepcontrol_launch_dependents"
 _WAIT = "cute.arch.griddepcontrol_wait"
@@ -54,12 +55,12 @@ def kernels_of(form: MaskForm) -> list[str]:
 
 
 def _stored(method: ast.AST) -> list[str]:
-    targets = [t for n in ast.walk(method) if isinstance(n, ast.Assign) for t in n.targets]
+    targets = [t for n in every(ast.Assign, method) for t in n.targets]
     return [dotted(t.value) for t in targets if isinstance(t, ast.Subscript)]
 
 
 def _calls(method: ast.AST, what: str) -> int:
-    return sum(isinstance(n, ast.Call) and dotted(n.func) == what for n in ast.walk(method))
+    return sum(dotted(n.func) == what for n in every(ast.Call, method))
 
 
 def _waits(kernel: ast.FunctionDef, owner: str) -> Iterator[str]:
@@ -75,14 +76,14 @@ def _waits(kernel: ast.FunctionDef, owner: str) -> Iterator[str]:
 def _launches(call: ast.FunctionDef, owner: str, wanted: list[str]) -> Iterator[str]:
     """The first launches fill the tables, alone under `build_tables != 0`; the main kernel may begin during them."""
     launches = [
-        n for n in ast.walk(call) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
+        n for n in every(ast.Call, call) if isinstance(n.func, ast.Attribute)
         and n.func.attr == "launch" and isinstance(n.func.value, ast.Call)
     ]  # fmt: skip
     launches.sort(key=lambda n: n.lineno)
     kernels = [dotted(n.func.value.func) for n in launches if isinstance(n.func, ast.Attribute)
                and isinstance(n.func.value, ast.Call)]  # fmt: skip
-    guarded = [m for n in ast.walk(call) if isinstance(n, ast.If) and ast.unparse(n.test) == "build_tables != 0"
-               for m in ast.walk(n) if m in launches]  # fmt: skip
+    guarded = [m for n in every(ast.If, call) if ast.unparse(n.test) == "build_tables != 0"
+               for m in every(ast.Call, n) if m in launches]  # fmt: skip
     count = len(wanted)
     if kernels[:count] != wanted or {*wanted} & {*kernels[count:]} or guarded != launches[:count]:
         first = ", ".join(f"`{w}`" for w in wanted)
