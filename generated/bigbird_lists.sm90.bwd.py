@@ -60,7 +60,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0cd04b74489a06cf94c6e1a60433cd64efbaff742b38384344f9d8e5b1e27b69",
-    "body_sha256": "f7392abb4fd3c6d1276a32f081f25356e36fbff9ae8a3bc8e4747091f478ce75",
+    "body_sha256": "6e6295c05d910908d4db0841bb50886216d944826b61b498fc80f127d99fd32b",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -272,7 +272,10 @@ def zero_fill(acc):
 
 
 def row_of_four(words, lane):
-    """`words[lane]` of each of four neighbouring lanes, in the order of the lanes; `lane` is this one's number."""
+    """Four words of each of four neighbouring lanes, transposed: `words[lane]` of each of them, in their order.
+
+    `lane`: this one's number, 0 to 3. Two rounds, as of a butterfly: each exchanges two words with one other lane.
+    """
     for bit in (1, 2):  # exchange with the lane that differs in this bit
         upper = (lane & bit) != 0
         halves = zip(words[::2], words[1::2]) if bit == 1 else zip(words[:2], words[2:])
@@ -387,7 +390,7 @@ class Ring:
 
 
 class AttentionBackward:
-    """dQ, dK, dV of attention for sm_90a: kernels `prepare`, `kernel` and `finish`, launched in that order.
+    """dQ, dK, dV of attention for sm_90a: kernels `prepare`, `kernel`, `add_parts` and `finish`, in that order.
 
     The CTAs of `kernel` are persistent: each takes KV tiles of 64 * warpgroups keys one after the other. It walks over
     the query tiles that see the KV tile, for every query head that shares a head of dK and dV.
@@ -986,9 +989,9 @@ class AttentionBackward:
     def map_words(self, p, row, word):
         """A word of both halves of the map, 0 past the end of a row."""
         rows, words, _ = self.map_shape(p)
-        at = row * words + cutlass.min(word, words - 1)
+        place = row * words + cutlass.min(word, words - 1)
         inside = word < words
-        return select(inside, p.tile_map[at], 0), select(inside, p.tile_map[rows * words + at], 0)
+        return select(inside, p.tile_map[place], 0), select(inside, p.tile_map[rows * words + place], 0)
 
     # ---- schedule: role producer, one warp -------------------------------------------------------------------------
 
@@ -1012,7 +1015,7 @@ class AttentionBackward:
                     count += cute.arch.popc(live)
             skipped, end = self.steps_of(p, tile, count)
             if (tile >= p.whole_tiles) & (skipped == end):  # a step instead might hold pairs
-                self.zero_share(p, t, tile, tidx)
+                self.zero_share(p, tile, tidx)
             else:
                 self.tell(t, rings, j, cutlass.max(end - skipped, 1), tile)
                 i = self.load_steps(p, t, rings, i, j, h_0, b, n_block, skipped, end)
@@ -1051,7 +1054,7 @@ class AttentionBackward:
         return i
 
     @cute.jit
-    def zero_share(self, p, t, item: Int32, lane: Int32):
+    def zero_share(self, p, item: Int32, lane: Int32):
         """Zeros for dK and dV of a share that has no step: `add_parts` adds all shares of a tile."""
         number, words = item - p.whole_tiles, self.tile_n * (HEAD_DIM_QK + HEAD_DIM_V) // 8  # eight elements each
         first, _ = self.parts(p.workspace, p.q_tiles, number + 1)
@@ -1242,7 +1245,8 @@ class AttentionBackward:
         tidx, _, _ = cute.arch.thread_idx()
         thread = tidx - 128
         lane = tidx % 32
-        first = 128 * wg  # uniform over the warp, as descriptors of operands have to be: by `thread` each one is moved
+        # Uniform over the warp, as descriptors of operands have to be: sliced by `thread`, each would be moved there.
+        first = 128 * wg
         thr_s, thr_dp, thr_dv = (mma.get_slice(first) for mma in (t.mma_s, t.mma_dp, t.mma_dv))
         thr_dk, thr_dq = t.mma_dk.get_slice(first), t.mma_dq.get_slice(first)
         sdS_t, sK_t = self.transposed(t.sdS), self.transposed(t.sK)
@@ -1343,7 +1347,7 @@ class AttentionBackward:
         if first:  # hold the second warpgroup back by part of a step: one's exponentials under the other's GEMMs
             self.wait_for_first(w.wg)
         rings.q.wait(i)
-        m_block, h, masked = self.step(w, q_stage)
+        m_block, h, masked = self.step_in(w, q_stage)
         warpgroup.fence()
         gemm(t.mma_s, acc_s, w.frag_k[None, None, None, 0], w.frag_q[None, None, None, q_stage], False)
         rings.do.wait(i)
@@ -1444,7 +1448,7 @@ class AttentionBackward:
         layout = cute.make_layout((2, self.tile_m // 8, s.shape[1]), stride=(1, 8, self.tile_m))
         return cute.make_tensor(s.iterator + 2 * (lane % 4), layout)
 
-    def step(self, w, stage):
+    def step_in(self, w, stage):
         """Query tile, query head, and whether the mask matters, of the step whose Q is in this stage."""
         m_block, rest = w.t.steps[0, stage], w.t.steps[1, stage]
         return m_block, rest >> 1, rest & 1
@@ -1638,7 +1642,7 @@ class AttentionBackward:
         block, _, _ = cute.arch.block_idx()
         tile = cute.arch.grid_dim()[0] - 1 - block  # last first: what `kernel` ended with is still in L2
         cute.arch.griddepcontrol_wait()
-        seqlen_q, heads_q = cute.size(mdQ, mode=[0]), cute.size(mdQ, mode=[2])
+        rows_q, heads_q = cute.size(mdQ, mode=[0]), cute.size(mdQ, mode=[2])
         head_batch = tile // m_blocks
         batch_idx = head_batch // heads_q
         head = head_batch - batch_idx * heads_q
@@ -1677,7 +1681,7 @@ class AttentionBackward:
             if const_expr(self.dq_transposed):
                 major, minor = minor, major
             row = row_0 + major + lane // 4
-            if unit < units and row < seqlen_q and minor < 64:
+            if unit < units and row < rows_q and minor < 64:
                 cute.autovec_copy(
                     cute.recast_tensor(chunk, ELEMENT),
                     cute.zipped_divide(mdQ[row, None, head, batch_idx], (8,))[None, minor // 8],

@@ -53,7 +53,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0cd04b74489a06cf94c6e1a60433cd64efbaff742b38384344f9d8e5b1e27b69",
-    "body_sha256": "967d3e57f2a3f0b7a0341f8f374b6c2b51825132ffbd74f1be8bfbd4667c600c",
+    "body_sha256": "9a5c3cd099a2bb6dd30284b5cf705b805999e0be41df786c58bbc33bd21e1ada",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -515,9 +515,9 @@ class AttentionForward:
             for atom in (tma_q, tma_k, tma_v, tma_o):
                 cpasync.prefetch_descriptor(atom)
             with cute.arch.elect_one():
-                for w in cutlass.range_constexpr(self.warpgroups):
-                    cute.arch.mbarrier_init(rings.q_full + w, 1)
-                    cute.arch.mbarrier_init(rings.q_empty + w, 4)  # the warps of the warpgroup
+                for wg in cutlass.range_constexpr(self.warpgroups):
+                    cute.arch.mbarrier_init(rings.q_full + wg, 1)
+                    cute.arch.mbarrier_init(rings.q_empty + wg, 4)  # the warps of the warpgroup
                 for s in cutlass.range_constexpr(stages):
                     for ring in (rings.k, rings.v):
                         cute.arch.mbarrier_init(ring.full + s, 1)
@@ -659,9 +659,9 @@ class AttentionForward:
     def map_words(self, p, row, word):
         """A word of both halves of the map, 0 past the end of a row."""
         rows, words, _ = self.map_shape(p)
-        at = row * words + cutlass.min(word, words - 1)
+        place = row * words + cutlass.min(word, words - 1)
         inside = word < words
-        return select(inside, p.tile_map[at], 0), select(inside, p.tile_map[rows * words + at], 0)
+        return select(inside, p.tile_map[place], 0), select(inside, p.tile_map[rows * words + place], 0)
 
     @cute.jit
     def next_listed(self, p, lane, row, word_0, some, every):
@@ -731,21 +731,22 @@ class AttentionForward:
         tVsV, tVgV = cpasync.tma_partition(t.tma_v, 0, whole, cute.group_modes(t.sV, 0, 2), cute.group_modes(gV, 0, 2))
         lane, _, _ = cute.arch.thread_idx()
         row = self.map_row(p, b, h, m_block)
+        # listed: 2 n_block + masked of a tile, negative behind the last one; see `next_listed`
         listed, word_0, some, every = self.next_listed(p, lane, row, Int32(-32), Int32(0), Int32(0))
         # At least one tile, so that every pipeline turns: past the last key, where TMA fills in zeros.
         n_block = select(listed < 0, p.n_blocks, listed // 2)
-        for w in cutlass.range_constexpr(self.warpgroups):
-            cute.arch.mbarrier_wait(rings.q_empty + w, (taken & 1) ^ 1)
+        for wg in cutlass.range_constexpr(self.warpgroups):
+            cute.arch.mbarrier_wait(rings.q_empty + wg, (taken & 1) ^ 1)
             with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(rings.q_full + w, 64 * HEAD_DIM_QK * ELEMENT_BYTES)
+                cute.arch.mbarrier_arrive_and_expect_tx(rings.q_full + wg, 64 * HEAD_DIM_QK * ELEMENT_BYTES)
             cute.copy(
                 t.tma_q,
-                tQgQ[None, m_block * self.warpgroups + w],
-                tQsQ[None, w],
-                tma_bar_ptr=rings.q_full + w,
+                tQgQ[None, m_block * self.warpgroups + wg],
+                tQsQ[None, wg],
+                tma_bar_ptr=rings.q_full + wg,
                 cache_policy=Int64(EVICT_FIRST),
             )
-            if const_expr(w == 0):  # warpgroup 0 can start
+            if const_expr(wg == 0):  # warpgroup 0 can start
                 self.load_kv(t.tma_k, rings.k, tKgK, tKsK, n_block, i)
         listed, word_0, some, every = self.next_listed(p, lane, row, word_0, some, every)
         while listed >= 0:
@@ -871,6 +872,7 @@ class AttentionForward:
         )
         w.o_scale.fill(1.0)
         map_row = self.map_row(p, b, h, m_block)
+        # listed: 2 n_block + masked of a tile, negative behind the last one; see `next_listed`
         listed, word_0, some, every = self.next_listed(p, lane, map_row, Int32(-32), Int32(0), Int32(0))
         cute.arch.mbarrier_wait(rings.q_full + wg, phase)
         self.first_tile(w, rings, i, select(listed < 0, p.n_blocks, listed // 2), (listed < 0) | ((listed & 1) != 0))

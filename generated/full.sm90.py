@@ -54,7 +54,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "09651213de96b580f596fbc7a13a3456037f4e96bf39347604d83fb769d2b5ac",
-    "body_sha256": "9f38a33fce9c61768c0b06e0aa5afbf927337574034ebbd2f21d18472c6f0fdd",
+    "body_sha256": "b58496d9af38bfeab64354f1cf25c685e6791fc8774c6ee5f720a3122c3e37b4",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -182,7 +182,7 @@ def as_operand_a(frag):
 
 
 def held(x):
-    """A number in a register: what is cheap is computed again in each loop that reads it, this keeps it from that."""
+    """The same number, kept in a register: the compiler would compute it again in every loop that reads it."""
     return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[type(x)], read_only_args=[x])
 
 
@@ -426,9 +426,9 @@ class AttentionForward:
             for atom in (tma_q, tma_k, tma_v, tma_o):
                 cpasync.prefetch_descriptor(atom)
             with cute.arch.elect_one():
-                for w in cutlass.range_constexpr(self.warpgroups):
-                    cute.arch.mbarrier_init(rings.q_full + w, 1)
-                    cute.arch.mbarrier_init(rings.q_empty + w, 4)  # the warps of the warpgroup
+                for wg in cutlass.range_constexpr(self.warpgroups):
+                    cute.arch.mbarrier_init(rings.q_full + wg, 1)
+                    cute.arch.mbarrier_init(rings.q_empty + wg, 4)  # the warps of the warpgroup
                 for s in cutlass.range_constexpr(stages):
                     for ring in (rings.k, rings.v):
                         cute.arch.mbarrier_init(ring.full + s, 1)
@@ -520,18 +520,18 @@ class AttentionForward:
         tVsV, tVgV = cpasync.tma_partition(t.tma_v, 0, whole, cute.group_modes(t.sV, 0, 2), cute.group_modes(gV, 0, 2))
         n_min, n_max = self.cta_tiles(p, b, h, m_block)
         n_block = n_max - 1
-        for w in cutlass.range_constexpr(self.warpgroups):
-            cute.arch.mbarrier_wait(rings.q_empty + w, (taken & 1) ^ 1)
+        for wg in cutlass.range_constexpr(self.warpgroups):
+            cute.arch.mbarrier_wait(rings.q_empty + wg, (taken & 1) ^ 1)
             with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(rings.q_full + w, 64 * HEAD_DIM_QK * ELEMENT_BYTES)
+                cute.arch.mbarrier_arrive_and_expect_tx(rings.q_full + wg, 64 * HEAD_DIM_QK * ELEMENT_BYTES)
             cute.copy(
                 t.tma_q,
-                tQgQ[None, m_block * self.warpgroups + w],
-                tQsQ[None, w],
-                tma_bar_ptr=rings.q_full + w,
+                tQgQ[None, m_block * self.warpgroups + wg],
+                tQsQ[None, wg],
+                tma_bar_ptr=rings.q_full + wg,
                 cache_policy=Int64(EVICT_FIRST),
             )
-            if const_expr(w == 0):  # warpgroup 0 can start
+            if const_expr(wg == 0):  # warpgroup 0 can start
                 self.load_kv(t.tma_k, rings.k, tKgK, tKsK, n_block, i)
         for _ in cutlass.range(n_block - n_min, unroll=1):
             self.load_kv(t.tma_k, rings.k, tKgK, tKsK, n_block - 1, i + 1)
@@ -793,7 +793,7 @@ class AttentionForward:
 
     def apply_mask(self, w, n_block):
         """S = -inf where the mask drops the pair or the key lies past the end."""
-        column_0 = n_block * (self.tile_n // 4)
+        column_0 = n_block * (self.tile_n // 4)  # a thread has every fourth pair of columns
         for r in range(2):
             for first in range(0, self.tile_n // 4, 32):
                 kept = self.kept_columns(w.limits[r], column_0 + first)

@@ -63,7 +63,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "5a31e5309c94fe1ff6a6a4363a59dfa48706a3e9b0f254f9d409909ca7c8bff2",
-    "body_sha256": "98f21b4836915f0b31516d417195086d13d47f1e8239e2ca43aebdd231221a6d",
+    "body_sha256": "10585b1e377148d0fcd46ee67fb05e6223b9628512b61eddeb35b4f09ca07888",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -278,7 +278,10 @@ def zero_fill(acc):
 
 
 def row_of_four(words, lane):
-    """`words[lane]` of each of four neighbouring lanes, in the order of the lanes; `lane` is this one's number."""
+    """Four words of each of four neighbouring lanes, transposed: `words[lane]` of each of them, in their order.
+
+    `lane`: this one's number, 0 to 3. Two rounds, as of a butterfly: each exchanges two words with one other lane.
+    """
     for bit in (1, 2):  # exchange with the lane that differs in this bit
         upper = (lane & bit) != 0
         halves = zip(words[::2], words[1::2]) if bit == 1 else zip(words[:2], words[2:])
@@ -330,7 +333,7 @@ class Ring:
 
 
 class AttentionBackward:
-    """dQ, dK, dV of attention for sm_90a: kernels `prepare`, `kernel` and `finish`, launched in that order.
+    """dQ, dK, dV of attention for sm_90a: kernels `prepare`, `kernel` and `finish`, in that order.
 
     The CTAs of `kernel` are persistent: a cluster of two takes KV tiles one after the other, 64 keys a CTA. It walks
     over the query tiles that see the KV tile, for every query head that shares a head of dK and dV.
@@ -1024,7 +1027,7 @@ class AttentionBackward:
             before = self.step_of(w, rings, i, before, first=False)
         if const_expr(self.wants_dq):
             self.start_dq(w, rings, first + count - 1)
-            self.add_dq(w, rings, first + count - 1, before, behind=0)
+            self.add_dq(w, first + count - 1, before, behind=0)
         cute.arch.barrier(barrier_id=BARRIER_STORE, number_of_threads=256)  # both have read K and V for the last time
         if const_expr(self.wants_dq and w.wg == 1):
             arrive_if(rings.peer_k.empty, (w.warp_in_wg == 0) & (w.lane == 0))
@@ -1046,7 +1049,7 @@ class AttentionBackward:
         """S and P of one query tile, P also to the other warpgroup; then dQ of the step before, and dV."""
         q_stage, do_stage = stage_of(i, rings.q.stages), stage_of(i, rings.do.stages)
         rings.q.wait(i)
-        m_block, h, masked = self.step(w, q_stage)
+        m_block, h, masked = self.step_in(w, q_stage)
         warpgroup.fence()
         gemm(w.t.mma_s, w.acc_s, w.frag_k[None, None, None, 0], w.frag_q[None, None, None, q_stage], False)
         warpgroup.wait_group(0)
@@ -1067,7 +1070,7 @@ class AttentionBackward:
         if self.wants_dv:
             gemm(w.t.mma_dv, w.acc_dv, as_operand_a(w.frag_p), w.frag_do_t[None, None, None, do_stage], True)
         if has_dq:
-            self.add_dq(w, rings, i - 1, before, behind=self.wants_dv)
+            self.add_dq(w, i - 1, before, behind=self.wants_dv)
         warpgroup.wait_group(0)
         arrive_if(rings.do.empty + do_stage, w.lane == 0)
         return (w.b * w.p.heads_q + h) * w.p.m_blocks + m_block
@@ -1076,7 +1079,7 @@ class AttentionBackward:
         """dP and dS of one query tile, dS also to both CTAs; then dQ of the step before, and dK."""
         q_stage, do_stage = stage_of(i, rings.q.stages), stage_of(i, rings.do.stages)
         rings.q.wait(i)
-        m_block, h, _ = self.step(w, q_stage)
+        m_block, h, _ = self.step_in(w, q_stage)
         rings.do.wait(i)
         if self.wants_ds:
             warpgroup.fence()
@@ -1104,7 +1107,7 @@ class AttentionBackward:
         if self.wants_dk:
             gemm(w.t.mma_dk, w.acc_dk, as_operand_a(w.frag_ds), w.frag_q_t[None, None, None, q_stage], True)
         if has_dq:
-            self.add_dq(w, rings, i - 1, before, behind=self.wants_dk)
+            self.add_dq(w, i - 1, before, behind=self.wants_dk)
         warpgroup.wait_group(0)
         arrive_if(rings.q.empty + q_stage, w.lane == 0)
         return (w.b * w.p.heads_q + h) * w.p.m_blocks + m_block
@@ -1118,7 +1121,7 @@ class AttentionBackward:
         layout = cute.make_layout((2, self.tile_m // 8, s.shape[1]), stride=(1, 8, self.tile_m))
         return cute.make_tensor(s.iterator + 2 * (lane % 4), layout)
 
-    def step(self, w, stage):
+    def step_in(self, w, stage):
         """Query tile, query head, and whether the mask matters, of the step whose Q is in this stage."""
         m_block, rest = w.t.steps[0, stage], w.t.steps[1, stage]
         return m_block, rest >> 1, rest & 1
@@ -1231,7 +1234,7 @@ class AttentionBackward:
             ds_t = w.frag_dq_a[None, None, None, 2 * ds_stage + half]
             gemm(w.t.mma_dq, w.acc_dq, ds_t, columns[None, None, None, 0], half > 0)
 
-    def add_dq(self, w, rings, i, tile, behind):
+    def add_dq(self, w, i, tile, behind):
         """Add dQ of step i, of query tile `tile` among all, from registers, while `behind` later GEMMs run."""
         warpgroup.wait_group(int(behind))
         arrive_at(w.ds_empty + stage_of(i, DS_STAGES), w.lane < 2)  # in both CTAs
@@ -1288,7 +1291,7 @@ class AttentionBackward:
         block, _, _ = cute.arch.block_idx()
         tile = cute.arch.grid_dim()[0] - 1 - block  # last first: what `kernel` ended with is still in L2
         cute.arch.griddepcontrol_wait()
-        seqlen_q, heads_q = cute.size(mdQ, mode=[0]), cute.size(mdQ, mode=[2])
+        rows_q, heads_q = cute.size(mdQ, mode=[0]), cute.size(mdQ, mode=[2])
         head_batch = tile // m_blocks
         batch_idx = head_batch // heads_q
         head = head_batch - batch_idx * heads_q
@@ -1327,7 +1330,7 @@ class AttentionBackward:
             if const_expr(self.dq_transposed):
                 major, minor = minor, major
             row = row_0 + major + lane // 4
-            if unit < units and row < seqlen_q and minor < 256:
+            if unit < units and row < rows_q and minor < 256:
                 cute.autovec_copy(
                     cute.recast_tensor(chunk, ELEMENT),
                     cute.zipped_divide(mdQ[row, None, head, batch_idx], (8,))[None, minor // 8],

@@ -55,7 +55,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "68caaca6f8866a9ed9a0e6d0dd75271a3e614975750593dc34d4de20a830f34f",
-    "body_sha256": "82a156b1fef9bff00a704a827eebd04a65985721cf8e9fc412f9060d524a97e6",
+    "body_sha256": "fb583651aa5a83ea2aeecae835ef1e4cd14a214838d1ba197c16507e80b8cd30",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -434,9 +434,9 @@ class AttentionForward:
             for atom in (tma_q, tma_k, tma_v, tma_o):
                 cpasync.prefetch_descriptor(atom)
             with cute.arch.elect_one():
-                for w in cutlass.range_constexpr(self.warpgroups):
-                    cute.arch.mbarrier_init(rings.q_full + w, 1)
-                    cute.arch.mbarrier_init(rings.q_empty + w, 4)  # the warps of the warpgroup
+                for wg in cutlass.range_constexpr(self.warpgroups):
+                    cute.arch.mbarrier_init(rings.q_full + wg, 1)
+                    cute.arch.mbarrier_init(rings.q_empty + wg, 4)  # the warps of the warpgroup
                 for s in cutlass.range_constexpr(stages):
                     for ring in (rings.k, rings.v):
                         cute.arch.mbarrier_init(ring.full + s, 1)
@@ -568,20 +568,20 @@ class AttentionForward:
         tVsV, tVgV = cpasync.tma_partition(t.tma_v, 0, whole, cute.group_modes(t.sV, 0, 2), cute.group_modes(gV, 0, 2))
         q_lo = m_block * self.tile_m
         tiles = self.live_tiles(p, b, h, q_lo, cutlass.min(q_lo + self.tile_m, p.seqlen_q) - 1)
-        n_max, full_min, full_max = self.next_run(tiles, p.n_blocks)
+        n_max, full_min, _ = self.next_run(tiles, p.n_blocks)
         n_block = cutlass.max(n_max, 1) - 1  # at least one tile, so that every pipeline turns
-        for w in cutlass.range_constexpr(self.warpgroups):
-            cute.arch.mbarrier_wait(rings.q_empty + w, (taken & 1) ^ 1)
+        for wg in cutlass.range_constexpr(self.warpgroups):
+            cute.arch.mbarrier_wait(rings.q_empty + wg, (taken & 1) ^ 1)
             with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(rings.q_full + w, 64 * HEAD_DIM_QK * ELEMENT_BYTES)
+                cute.arch.mbarrier_arrive_and_expect_tx(rings.q_full + wg, 64 * HEAD_DIM_QK * ELEMENT_BYTES)
             cute.copy(
                 t.tma_q,
-                tQgQ[None, m_block * self.warpgroups + w],
-                tQsQ[None, w],
-                tma_bar_ptr=rings.q_full + w,
+                tQgQ[None, m_block * self.warpgroups + wg],
+                tQsQ[None, wg],
+                tma_bar_ptr=rings.q_full + wg,
                 cache_policy=Int64(EVICT_FIRST),
             )
-            if const_expr(w == 0):  # warpgroup 0 can start
+            if const_expr(wg == 0):  # warpgroup 0 can start
                 self.load_kv(t.tma_k, rings.k, tKgK, tKsK, n_block, i)
         # The first tile is loaded; the rest of its run, then the runs below it.
         loaded = n_block
@@ -593,7 +593,7 @@ class AttentionForward:
                 self.load_kv(t.tma_v, rings.v, tVgV, tVsV, loaded, i)
                 loaded = below
                 i += 1
-            n_max, full_min, full_max = self.next_run(tiles, full_min)
+            n_max, full_min, _ = self.next_run(tiles, full_min)
             below = n_max
         self.load_kv(t.tma_v, rings.v, tVgV, tVsV, loaded, i)
         return i + 1

@@ -60,7 +60,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "e996f4ec5030b41c0a073655fe574025f7d7e53f5a6b5aaad2cae4856250813e",
-    "body_sha256": "09e84cc0055283f3307f775a2d3f8041c48dac38ffebc42f760cbb5e1e57f535",
+    "body_sha256": "327c46eadb9a891f422a4ddd3656596b3e8905cba254c43d878ef39da8cb919f",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -260,7 +260,10 @@ def transpose_8x8(pair):
 
 
 def row_of_four(words, lane):
-    """`words[lane]` of each of four neighbouring lanes, in the order of the lanes; `lane` is this one's number."""
+    """Four words of each of four neighbouring lanes, transposed: `words[lane]` of each of them, in their order.
+
+    `lane`: this one's number, 0 to 3. Two rounds, as of a butterfly: each exchanges two words with one other lane.
+    """
     for bit in (1, 2):  # exchange with the lane that differs in this bit
         upper = (lane & bit) != 0
         halves = zip(words[::2], words[1::2]) if bit == 1 else zip(words[:2], words[2:])
@@ -312,7 +315,7 @@ class Ring:
 
 
 class AttentionBackward:
-    """dQ, dK, dV of attention for sm_90a: kernels `prepare`, `kernel` and `finish`, launched in that order.
+    """dQ, dK, dV of attention for sm_90a: kernels `prepare`, `kernel` and `finish`, in that order.
 
     The CTAs of `kernel` are persistent: each takes KV tiles of 64 * warpgroups keys one after the other. It walks over
     the query tiles that see the KV tile, for every query head that shares a head of dK and dV.
@@ -985,7 +988,8 @@ class AttentionBackward:
         tidx, _, _ = cute.arch.thread_idx()
         thread = tidx - 128
         lane = tidx % 32
-        first = 128 * wg  # uniform over the warp, as descriptors of operands have to be: by `thread` each one is moved
+        # Uniform over the warp, as descriptors of operands have to be: sliced by `thread`, each would be moved there.
+        first = 128 * wg
         thr_s, thr_dp, thr_dv = (mma.get_slice(first) for mma in (t.mma_s, t.mma_dp, t.mma_dv))
         thr_dk, thr_dq = t.mma_dk.get_slice(first), t.mma_dq.get_slice(first)
         sdS_t, sK_t = self.transposed(t.sdS), self.transposed(t.sK)
@@ -1086,7 +1090,7 @@ class AttentionBackward:
         if first:  # hold the second warpgroup back by part of a step: one's exponentials under the other's GEMMs
             self.wait_for_first(w.wg)
         rings.q.wait(i)
-        m_block, h, masked = self.step(w, q_stage)
+        m_block, h, masked = self.step_in(w, q_stage)
         warpgroup.fence()
         gemm(t.mma_s, acc_s, w.frag_k[None, None, None, 0], w.frag_q[None, None, None, q_stage], False)
         rings.do.wait(i)
@@ -1187,7 +1191,7 @@ class AttentionBackward:
         layout = cute.make_layout((2, self.tile_m // 8, s.shape[1]), stride=(1, 8, self.tile_m))
         return cute.make_tensor(s.iterator + 2 * (lane % 4), layout)
 
-    def step(self, w, stage):
+    def step_in(self, w, stage):
         """Query tile, query head, and whether the mask matters, of the step whose Q is in this stage."""
         m_block, rest = w.t.steps[0, stage], w.t.steps[1, stage]
         return m_block, rest >> 1, rest & 1
@@ -1316,7 +1320,7 @@ class AttentionBackward:
         block, _, _ = cute.arch.block_idx()
         tile = cute.arch.grid_dim()[0] - 1 - block  # last first: what `kernel` ended with is still in L2
         cute.arch.griddepcontrol_wait()
-        seqlen_q, heads_q = cute.size(mdQ, mode=[0]), cute.size(mdQ, mode=[2])
+        rows_q, heads_q = cute.size(mdQ, mode=[0]), cute.size(mdQ, mode=[2])
         head_batch = tile // m_blocks
         batch_idx = head_batch // heads_q
         head = head_batch - batch_idx * heads_q
@@ -1355,7 +1359,7 @@ class AttentionBackward:
             if const_expr(self.dq_transposed):
                 major, minor = minor, major
             row = row_0 + major + lane // 4
-            if unit < units and row < seqlen_q and minor < 192:
+            if unit < units and row < rows_q and minor < 192:
                 cute.autovec_copy(
                     cute.recast_tensor(chunk, ELEMENT),
                     cute.zipped_divide(mdQ[row, None, head, batch_idx], (8,))[None, minor // 8],

@@ -62,7 +62,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0903924f07108d85fb9619611fb53d9f68161226a764665a96de6a84560fea71",
-    "body_sha256": "c8b04831ad68b952eb9acd1717b19c55330d6168912e0f9fb7c019483e896bb2",
+    "body_sha256": "27c672a170504830edfb69400fb5fcafb0c16214b999be594e1a1f518237660f",
     "layout": "varlen",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -141,7 +141,6 @@ class TilePlan:
     dq_transposed: bool  # dQ^T = K^T dS^T instead of dQ = dS K
     v_in_registers: bool  # dP^T reads V from there
     drains: bool  # dV and dK are done before dQ starts
-    grouped: bool  # KV tiles are handed out by groups of heads, as many as fill the SMs
     producer_registers: int  # setmaxnreg of the producer's warpgroup
     consumer_registers: int  # setmaxnreg of a consumer
 
@@ -156,7 +155,6 @@ PLANS = (
         dq_transposed=False,
         v_in_registers=True,
         drains=False,
-        grouped=False,
         producer_registers=24,
         consumer_registers=240,
     ),
@@ -260,7 +258,10 @@ def zero_fill(acc):
 
 
 def row_of_four(words, lane):
-    """`words[lane]` of each of four neighbouring lanes, in the order of the lanes; `lane` is this one's number."""
+    """Four words of each of four neighbouring lanes, transposed: `words[lane]` of each of them, in their order.
+
+    `lane`: this one's number, 0 to 3. Two rounds, as of a butterfly: each exchanges two words with one other lane.
+    """
     for bit in (1, 2):  # exchange with the lane that differs in this bit
         upper = (lane & bit) != 0
         halves = zip(words[::2], words[1::2]) if bit == 1 else zip(words[:2], words[2:])
@@ -307,7 +308,7 @@ class Ring:
 
 
 class AttentionBackward:
-    """dQ, dK, dV of attention for sm_90a: kernels `prepare`, `kernel` and `finish`, launched in that order.
+    """dQ, dK, dV of attention for sm_90a: kernels `prepare`, `kernel` and `finish`, in that order.
 
     The CTAs of `kernel` are persistent: each takes KV tiles of 64 * warpgroups keys one after the other. It walks over
     the query tiles that see the KV tile, for every query head that shares a head of dK and dV.
@@ -561,7 +562,7 @@ class AttentionBackward:
         place = tile // p.heads_dkv
         head = tile - place * p.heads_dkv
         b = self.sequence_of(p, p.cu_seqlens_kv, p.total_kv, place, self.tile_n)
-        start_q, rows_q, seqlen_q, start_kv, rows_kv, seqlen_kv = self.extents(p, b)
+        start_q, _, seqlen_q, start_kv, rows_kv, seqlen_kv = self.extents(p, b)
         n_blocks = cute.ceil_div(rows_kv, self.tile_n)
         own = SimpleNamespace(**vars(p))
         place = cutlass.max(place - self.first_tile(start_kv, self.tile_n, b), 0)
@@ -569,7 +570,7 @@ class AttentionBackward:
         own.is_there = place < n_blocks
         own.n_blocks = n_blocks
         own.place = self.tile_coords(place, own, head, b)
-        own.start_q, own.rows_q, own.seqlen_q = start_q, rows_q, seqlen_q
+        own.start_q, own.seqlen_q = start_q, seqlen_q
         own.start_kv, own.rows_kv, own.seqlen_kv = start_kv, rows_kv, seqlen_kv
         own.m_blocks = cute.ceil_div(seqlen_q, self.tile_m)
         return own
@@ -616,7 +617,7 @@ class AttentionBackward:
         mdLSE: cute.Tensor,
         workspace: cute.Tensor,
         q_tiles: Int32,
-        m_blocks: Int32,
+        row_tiles: Int32,
         total_kv: Int32,
         cu_seqlens_q: cute.Tensor,
         cu_seqlens_kv: cute.Tensor,
@@ -629,11 +630,13 @@ class AttentionBackward:
         block, _, _ = cute.arch.block_idx()
         tile = cute.arch.grid_dim()[0] - 1 - block  # last first: what `kernel` starts with is then in L2
         cute.arch.griddepcontrol_launch_dependents()  # `kernel` waits for the end of this grid
+        total_q = cute.size(mO, mode=[0])
+        sequences = cute.size(cu_seqlens_q)
         p = SimpleNamespace(  # what `query_tile` reads
-            total_q=cute.size(mO, mode=[0]),
+            total_q=total_q,
             total_kv=total_kv,
-            sequences=cute.size(cu_seqlens_q),
-            row_tiles=m_blocks,
+            sequences=sequences,
+            row_tiles=row_tiles,
             cu_seqlens_q=cu_seqlens_q,
             cu_seqlens_kv=cu_seqlens_kv,
         )
@@ -874,7 +877,7 @@ class AttentionBackward:
         tile = self.next_tile(p, lane)
         going = tile < p.num_tiles
         while going:
-            going = self.kv_tile(p, tile).is_there == False
+            going = ~self.kv_tile(p, tile).is_there
             if going:
                 tile = self.next_tile(p, lane)
                 going = tile < p.num_tiles
@@ -1038,7 +1041,8 @@ class AttentionBackward:
         tidx, _, _ = cute.arch.thread_idx()
         thread = tidx - 128
         lane = tidx % 32
-        first = 128 * wg  # uniform over the warp, as descriptors of operands have to be: by `thread` each one is moved
+        # Uniform over the warp, as descriptors of operands have to be: sliced by `thread`, each would be moved there.
+        first = 128 * wg
         thr_s, thr_dp, thr_dv = (mma.get_slice(first) for mma in (t.mma_s, t.mma_dp, t.mma_dv))
         thr_dk, thr_dq = t.mma_dk.get_slice(first), t.mma_dq.get_slice(first)
         sdS_t, sK_t = self.transposed(t.sdS), self.transposed(t.sK)
@@ -1141,7 +1145,7 @@ class AttentionBackward:
         if first:  # hold the second warpgroup back by part of a step: one's exponentials under the other's GEMMs
             self.wait_for_first(w.wg)
         rings.q.wait(i)
-        m_block, h, masked = self.step(w, q_stage)
+        m_block, h, masked = self.step_in(w, q_stage)
         warpgroup.fence()
         gemm(t.mma_s, acc_s, w.frag_k[None, None, None, 0], w.frag_q[None, None, None, q_stage], False)
         rings.do.wait(i)
@@ -1242,7 +1246,7 @@ class AttentionBackward:
         layout = cute.make_layout((2, self.tile_m // 8, s.shape[1]), stride=(1, 8, self.tile_m))
         return cute.make_tensor(s.iterator + 2 * (lane % 4), layout)
 
-    def step(self, w, stage):
+    def step_in(self, w, stage):
         """Query tile, query head, and whether the mask matters, of the step whose Q is in this stage."""
         m_block, rest = w.t.steps[0, stage], w.t.steps[1, stage]
         return m_block, rest >> 1, rest & 1
@@ -1366,7 +1370,7 @@ class AttentionBackward:
         workspace: cute.Tensor,
         mdQ: cute.Tensor,
         softmax_scale: Float32,
-        m_blocks: Int32,
+        row_tiles: Int32,
         total_kv: Int32,
         cu_seqlens_q: cute.Tensor,
         cu_seqlens_kv: cute.Tensor,
@@ -1379,16 +1383,19 @@ class AttentionBackward:
         block, _, _ = cute.arch.block_idx()
         tile = cute.arch.grid_dim()[0] - 1 - block  # last first: what `kernel` ended with is still in L2
         cute.arch.griddepcontrol_wait()
+        total_q = cute.size(mdQ, mode=[0])
+        sequences = cute.size(cu_seqlens_q)
         p = SimpleNamespace(  # what `query_tile` reads
-            total_q=cute.size(mdQ, mode=[0]),
+            total_q=total_q,
             total_kv=total_kv,
-            sequences=cute.size(cu_seqlens_q),
-            row_tiles=m_blocks,
+            sequences=sequences,
+            row_tiles=row_tiles,
             cu_seqlens_q=cu_seqlens_q,
             cu_seqlens_kv=cu_seqlens_kv,
         )
-        head, batch_idx, row_0, (start_q, seqlen_q, _, _, _, _) = self.query_tile(p, tile)
-        mdQ = self.from_row(p, mdQ, start_q)
+        head, batch_idx, row_0, parts = self.query_tile(p, tile)
+        rows_q = parts[1]  # rows to write: those of no sequence become 0
+        mdQ = self.from_row(p, mdQ, parts[0])
         units = self.tile_m * HEAD_DIM_QK // 512  # an even number
         passes = -(-units * 128 // (2 * ROW_THREADS))
         acc = cute.make_tensor(
@@ -1423,7 +1430,7 @@ class AttentionBackward:
             if const_expr(self.dq_transposed):
                 major, minor = minor, major
             row = row_0 + major + lane // 4
-            if unit < units and row < seqlen_q and minor < 64:
+            if unit < units and row < rows_q and minor < 64:
                 cute.autovec_copy(
                     cute.recast_tensor(chunk, ELEMENT),
                     cute.zipped_divide(mdQ[row, None, head, batch_idx], (8,))[None, minor // 8],

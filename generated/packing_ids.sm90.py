@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "47e4a10b4b007945faaa09f4b2e8b0406eba0d405cc5d8f60192abe6f66e51e6",
-    "body_sha256": "0276a6b1cb2e6cad1d035e531737f1a9bc1e56e816bf753e199dc035453df476",
+    "body_sha256": "fe83aa6d8726892b75ec0ea07e0197263a3bfa39799207ee0bbd4efcad9b86db",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -192,7 +192,7 @@ def as_operand_a(frag):
 
 
 def held(x):
-    """A number in a register: what is cheap is computed again in each loop that reads it, this keeps it from that."""
+    """The same number, kept in a register: the compiler would compute it again in every loop that reads it."""
     return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[type(x)], read_only_args=[x])
 
 
@@ -475,9 +475,9 @@ class AttentionForward:
             for atom in (tma_q, tma_k, tma_v, tma_o):
                 cpasync.prefetch_descriptor(atom)
             with cute.arch.elect_one():
-                for w in cutlass.range_constexpr(self.warpgroups):
-                    cute.arch.mbarrier_init(rings.q_full + w, 1)
-                    cute.arch.mbarrier_init(rings.q_empty + w, 4)  # the warps of the warpgroup
+                for wg in cutlass.range_constexpr(self.warpgroups):
+                    cute.arch.mbarrier_init(rings.q_full + wg, 1)
+                    cute.arch.mbarrier_init(rings.q_empty + wg, 4)  # the warps of the warpgroup
                 for s in cutlass.range_constexpr(stages):
                     for ring in (rings.k, rings.v):
                         cute.arch.mbarrier_init(ring.full + s, 1)
@@ -648,18 +648,18 @@ class AttentionForward:
         tVsV, tVgV = cpasync.tma_partition(t.tma_v, 0, whole, cute.group_modes(t.sV, 0, 2), cute.group_modes(gV, 0, 2))
         n_min, n_max = self.cta_tiles(p, b, h, m_block)
         n_block = n_max - 1
-        for w in cutlass.range_constexpr(self.warpgroups):
-            cute.arch.mbarrier_wait(rings.q_empty + w, (taken & 1) ^ 1)
+        for wg in cutlass.range_constexpr(self.warpgroups):
+            cute.arch.mbarrier_wait(rings.q_empty + wg, (taken & 1) ^ 1)
             with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(rings.q_full + w, 64 * HEAD_DIM_QK * ELEMENT_BYTES)
+                cute.arch.mbarrier_arrive_and_expect_tx(rings.q_full + wg, 64 * HEAD_DIM_QK * ELEMENT_BYTES)
             cute.copy(
                 t.tma_q,
-                tQgQ[None, m_block * self.warpgroups + w],
-                tQsQ[None, w],
-                tma_bar_ptr=rings.q_full + w,
+                tQgQ[None, m_block * self.warpgroups + wg],
+                tQsQ[None, wg],
+                tma_bar_ptr=rings.q_full + wg,
                 cache_policy=Int64(EVICT_FIRST),
             )
-            if const_expr(w == 0):  # warpgroup 0 can start
+            if const_expr(wg == 0):  # warpgroup 0 can start
                 self.load_kv(t.tma_k, rings.k, tKgK, tKsK, n_block, i)
         for _ in cutlass.range(n_block - n_min, unroll=1):
             self.load_kv(t.tma_k, rings.k, tKgK, tKsK, n_block - 1, i + 1)
@@ -802,7 +802,7 @@ class AttentionForward:
         w.o_scale.fill(1.0)
         n_min, n_max = self.cta_tiles(p, b, h, m_block)
         last_row = p.seqlen_q - 1
-        q_lo = m_block * self.tile_m + wg * 64
+        q_lo = row_0
         live_min, live_max, full_min, full_max = self.kv_tiles(
             p, b, h, cutlass.min(q_lo, last_row), cutlass.min(q_lo + 63, last_row)
         )
@@ -953,7 +953,7 @@ class AttentionForward:
 
     def apply_mask(self, w, n_block):
         """S = -inf where the mask drops the pair or the key lies past the end."""
-        column_0 = n_block * (self.tile_n // 4)
+        column_0 = n_block * (self.tile_n // 4)  # a thread has every fourth pair of columns
         for r in range(2):
             for first in range(0, self.tile_n // 4, 32):
                 kept = self.kept_columns(w.limits[r], column_0 + first)

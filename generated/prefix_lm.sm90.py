@@ -53,7 +53,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "6f2cbbeb569654ec5a669e6ef24363f11572899b9bbb5245387db928c97d14bc",
-    "body_sha256": "3d23a70ceb82ca8637b858f2a616e716f11cfb2b02564e36627a7932d8b44f2f",
+    "body_sha256": "e23a61628c373931df4274375d441a3741a365c14e2583bc184840192ec31104",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -177,7 +177,7 @@ def as_operand_a(frag):
 
 
 def held(x):
-    """A number in a register: what is cheap is computed again in each loop that reads it, this keeps it from that."""
+    """The same number, kept in a register: the compiler would compute it again in every loop that reads it."""
     return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[type(x)], read_only_args=[x])
 
 
@@ -441,9 +441,9 @@ class AttentionForward:
             for atom in (tma_q, tma_k, tma_v, tma_o):
                 cpasync.prefetch_descriptor(atom)
             with cute.arch.elect_one():
-                for w in cutlass.range_constexpr(self.warpgroups):
-                    cute.arch.mbarrier_init(rings.q_full + w, 1)
-                    cute.arch.mbarrier_init(rings.q_empty + w, 1)  # the warp that stores O
+                for wg in cutlass.range_constexpr(self.warpgroups):
+                    cute.arch.mbarrier_init(rings.q_full + wg, 1)
+                    cute.arch.mbarrier_init(rings.q_empty + wg, 1)  # the warp that stores O
                 for s in cutlass.range_constexpr(stages):
                     for ring in (rings.k, rings.v):
                         cute.arch.mbarrier_init(ring.full + s, 1)
@@ -543,18 +543,18 @@ class AttentionForward:
         tVsV, tVgV = cpasync.tma_partition(t.tma_v, 0, whole, cute.group_modes(t.sV, 0, 2), cute.group_modes(gV, 0, 2))
         n_min, n_max = self.cta_tiles(p, b, h, m_block)
         n_block = n_max - 1
-        for w in cutlass.range_constexpr(self.warpgroups):
-            cute.arch.mbarrier_wait(rings.q_empty + w, (taken & 1) ^ 1)
+        for wg in cutlass.range_constexpr(self.warpgroups):
+            cute.arch.mbarrier_wait(rings.q_empty + wg, (taken & 1) ^ 1)
             with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(rings.q_full + w, 64 * HEAD_DIM_QK * ELEMENT_BYTES)
+                cute.arch.mbarrier_arrive_and_expect_tx(rings.q_full + wg, 64 * HEAD_DIM_QK * ELEMENT_BYTES)
             cute.copy(
                 t.tma_q,
-                tQgQ[None, m_block * self.warpgroups + w],
-                tQsQ[None, w],
-                tma_bar_ptr=rings.q_full + w,
+                tQgQ[None, m_block * self.warpgroups + wg],
+                tQsQ[None, wg],
+                tma_bar_ptr=rings.q_full + wg,
                 cache_policy=Int64(EVICT_FIRST),
             )
-            if const_expr(w == 0):  # warpgroup 0 can start
+            if const_expr(wg == 0):  # warpgroup 0 can start
                 self.load_kv(t.tma_k, rings.k, tKgK, tKsK, n_block, i)
         for _ in cutlass.range(n_block - n_min, unroll=1):
             self.load_kv(t.tma_k, rings.k, tKgK, tKsK, n_block - 1, i + 1)
@@ -696,7 +696,7 @@ class AttentionForward:
         w.o_scale.fill(1.0)
         n_min, n_max = self.cta_tiles(p, b, h, m_block)
         last_row = p.seqlen_q - 1
-        q_lo = m_block * self.tile_m + wg * 64
+        q_lo = row_0
         live_min, live_max, full_min, full_max = self.kv_tiles(
             p, b, h, cutlass.min(q_lo, last_row), cutlass.min(q_lo + 63, last_row)
         )
@@ -838,7 +838,7 @@ class AttentionForward:
 
     def apply_mask(self, w, n_block):
         """S = -inf where the mask drops the pair or the key lies past the end."""
-        column_0 = n_block * (self.tile_n // 4)
+        column_0 = n_block * (self.tile_n // 4)  # a thread has every fourth pair of columns
         for r in range(2):
             for first in range(0, self.tile_n // 4, 32):
                 kept = self.kept_columns(w.limits[r], column_0 + first)

@@ -89,6 +89,7 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         counters_note=_counters_note(plan_set),
         zeroes_ahead=first.schedule.zeroes_ahead,
         shares_walks=first.schedule.shares_walks,
+        kernels=f"`prepare`, `kernel`{', `add_parts`' * first.schedule.shares_walks} and `finish`",
         least_share=LEAST_SHARE,
         turn_note="Higher tiles first" if descends else "Lower tiles first",
         kv_descends=descends,

@@ -116,7 +116,7 @@ def _pack(group: int) -> PackView:
         is_on=on,
         group=group,
         tile_queries="self.tile_queries" if on else "self.tile_m",
-        slice_queries="QUERIES" if on else "64",
+        slice_first="m_block * self.tile_queries + wg * QUERIES" if on else "row_0",
         last_query="QUERIES - 1" if on else "63",
         rows="[row // GROUP, row // GROUP + 8 // GROUP]" if on else "[row, row + 8]",
         head="h * GROUP + row % GROUP" if on else "h",

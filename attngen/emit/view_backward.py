@@ -72,6 +72,7 @@ class BackwardView(CommonView):
     counters_note: str
     zeroes_ahead: bool
     shares_walks: bool
+    kernels: str
     least_share: int
     shape_dk: str
     shape_dv: str

@@ -33,9 +33,9 @@ class PackView:
 
     is_on: bool
     group: int
-    #: Queries of a row tile, of a warpgroup's slice of it, and the last of a slice.
+    #: Queries of a row tile; the first of a warpgroup's slice of it, and how far behind it the last is.
     tile_queries: str
-    slice_queries: str
+    slice_first: str
     last_query: str
     #: A thread's queries and their query head.
     rows: str

@@ -29,6 +29,4 @@ def plan_launch(compute: ComputePlan, mask: MaskPlan, cluster: tuple[int, int] |
     rows = compute.tile_m * across
     if any(isinstance(t, Extreme) for t in mask.form.tables) and not cover(rows):
         return Reject("launch", f"two windows of bounds do not cover the {rows} rows of a cluster", 2.0)
-    return LaunchPlan(
-        threads=128 * (n + 1), cluster=(across, along, 1), launch_registers=sm90.LAUNCH_REGISTERS[n]
-    )
+    return LaunchPlan(threads=128 * (n + 1), cluster=(across, along, 1), launch_registers=sm90.LAUNCH_REGISTERS[n])

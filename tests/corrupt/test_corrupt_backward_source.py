@@ -23,13 +23,13 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
         f"{M}.kernel: on every path cta sync, grid wait, grid launch, found cta sync, grid launch",
     ),
     "finish does not wait": (
-        "plain", "        cute.arch.griddepcontrol_wait()\n        seqlen_q, heads_q = cute.size(mdQ",
-        "        seqlen_q, heads_q = cute.size(mdQ", f"{M}.finish: `grid wait` stands 0 times",
+        "plain", "        cute.arch.griddepcontrol_wait()\n        rows_q, heads_q = cute.size(mdQ",
+        "        rows_q, heads_q = cute.size(mdQ", f"{M}.finish: `grid wait` stands 0 times",
     ),
     "finish waits late": (
-        "plain", "    cute.arch.griddepcontrol_wait()\n        seqlen_q, heads_q = cute.size(mdQ",
+        "plain", "    cute.arch.griddepcontrol_wait()\n        rows_q, heads_q = cute.size(mdQ",
         "    cute.autovec_copy(workspace, workspace)\n        cute.arch.griddepcontrol_wait()\n"
-        "        seqlen_q, heads_q = cute.size(mdQ",
+        "        rows_q, heads_q = cute.size(mdQ",
         f"{M}.finish: cute.autovec_copy stands before the wait for the grid before",
     ),
     "prepare overlaps the call before": (

@@ -81,7 +81,7 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
         f"{METHOD}.load_tile: `rings.k fill` stands 1 times, the ledger asks for 2",
     ),
     "q not announced": (
-        "causal", "mbarrier_arrive_and_expect_tx(rings.q_full + w, ", "mbarrier_arrive(rings.q_full + w, ",
+        "causal", "mbarrier_arrive_and_expect_tx(rings.q_full + wg, ", "mbarrier_arrive(rings.q_full + wg, ",
         f"{METHOD}.load_tile: `rings.q_full announce` stands 0 times",
     ),
     "q not waited for": (
@@ -119,7 +119,7 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
         f"{METHOD}.consume: `mailbox.empty arrive` stands 0 times",
     ),
     "q arrivals": (
-        "causal", "cute.arch.mbarrier_init(rings.q_empty + w, 4)", "cute.arch.mbarrier_init(rings.q_empty + w, 1)",
+        "causal", "cute.arch.mbarrier_init(rings.q_empty + wg, 4)", "cute.arch.mbarrier_init(rings.q_empty + wg, 1)",
         f"{METHOD}.kernel: `rings.q_empty init 4` stands 0 times",
     ),
     "ring arrivals": (

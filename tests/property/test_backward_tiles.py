@@ -70,7 +70,7 @@ class Cta:
         i: int = self.space["load_steps"](self, *rest)
         return i
 
-    def zero_share(self, p: Any, t: Any, item: int, lane: int) -> None:
+    def zero_share(self, p: Any, item: int, lane: int) -> None:
         self.zeroed.append(item)
 
     def walk(self, p: Any, b: int, h: int, m_block: int, n_block: int) -> tuple[int, int]:
