@@ -60,7 +60,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0cd04b74489a06cf94c6e1a60433cd64efbaff742b38384344f9d8e5b1e27b69",
-    "body_sha256": "6e6295c05d910908d4db0841bb50886216d944826b61b498fc80f127d99fd32b",
+    "body_sha256": "1aa9f6892f39ef249e8d41c3dcdcb70f10505f84d6939bec8dbfcb631fb5f712",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -296,18 +296,19 @@ def fence_proxy_global():
 
 
 RANGE_ELEMENTS = 1024  # a tile that reads more of a tensor is looked at pair by pair
+FEW_ELEMENTS = 16  # of a tile's box, that its lane looks through alone
 MAP_WARPS = 4  # of a CTA that makes the tile map
 MAP_ROWS = 2  # rows of a tile that a warp looks at together
 
 
 def least_and_most(tensor, lane, *index):
-    """Over a box of elements, least and largest, and whether it is small and holds no NaN; the same in every lane.
+    """Over this lane's box of elements, least and largest, and whether it is small and holds no NaN.
 
     `index`: for each axis an index, or the first and the last one. Both are put inside the tensor, as `at` does.
     """
     ends = [i if isinstance(i, tuple) else (i, i) for i in index]
-    first = [cutlass.max(cutlass.min(low, n - 1), 0) for (low, _), n in zip(ends, tensor.shape)]
-    last = [cutlass.max(cutlass.min(high, n - 1), 0) for (_, high), n in zip(ends, tensor.shape)]
+    first = [cutlass.max(cutlass.min(Int32(low), n - 1), 0) for (low, _), n in zip(ends, tensor.shape)]
+    last = [cutlass.max(cutlass.min(Int32(high), n - 1), 0) for (_, high), n in zip(ends, tensor.shape)]
     extents = [
         cutlass.min(b - a + 1, RANGE_ELEMENTS + 1) if isinstance(i, tuple) else None
         for a, b, i in zip(first, last, index)
@@ -316,27 +317,61 @@ def least_and_most(tensor, lane, *index):
     for n in extents:
         count = count if n is None else cutlass.min(count * n, RANGE_ELEMENTS + 1)
     known = count <= RANGE_ELEMENTS
-    low, high, nan = scan_box(tensor, lane, first, extents, select(known, count, 0))
-    smaller, larger = (cutlass.min, cutlass.max) if isinstance(low, Int32) else (cute.arch.fmin, cute.arch.fmax)
-    for shift in range(5):
-        low = smaller(low, cute.arch.shuffle_sync_bfly(low, offset=1 << shift))
-        high = larger(high, cute.arch.shuffle_sync_bfly(high, offset=1 << shift))
-    known = known & (cute.arch.vote_ballot_sync(nan) == 0)
+    low, high, nan = scan_boxes(tensor, lane, first, extents, select(known, count, 0))
+    known = known & ~nan
     return (low != 0, high != 0, known) if tensor.element_type is Boolean else (low, high, known)
 
 
 @cute.jit
-def scan_box(tensor, lane, first, extents, count):
-    """Least and largest of this lane's elements of a box, and whether one is NaN."""
+def scan_boxes(tensor, lane, first, extents, count):
+    """Least and largest element of each lane's box, and whether one is NaN.
+
+    Few elements each lane looks through by itself; many all lanes together, box after box, or once if they are the
+    same in all lanes, as the rows of tiles side by side are.
+    """
     low, high, nan = Int32(2**31 - 1), Int32(-(2**31)), Boolean(False)
     if const_expr(tensor.element_type.is_float):
         low, high = Float32(-NEG_INF), Float32(NEG_INF)
-    for place in cutlass.range(lane, count, 32, unroll=1):
+    if cute.arch.vote_any_sync(count > FEW_ELEMENTS):
+        same = count == cute.arch.shuffle_sync(count, 0)
+        for x in first + [n for n in extents if n is not None]:
+            same = same & (x == cute.arch.shuffle_sync(x, 0))
+        boxes = select(cute.arch.vote_all_sync(same), 1, 32)
+        for i in cutlass.range(boxes, unroll=1):
+            its_first = [cute.arch.shuffle_sync(x, i) for x in first]
+            its_extents = [None if n is None else cute.arch.shuffle_sync(n, i) for n in extents]
+            its_count = cute.arch.shuffle_sync(count, i)
+            its_low, its_high, its_nan = scan_box(tensor, lane, 32, its_first, its_extents, its_count)
+            for shift in cutlass.range_constexpr(5):
+                its_low = smaller(its_low, cute.arch.shuffle_sync_bfly(its_low, offset=1 << shift))
+                its_high = larger(its_high, cute.arch.shuffle_sync_bfly(its_high, offset=1 << shift))
+            mine = (lane == i) | (boxes == 1)
+            low, high = select(mine, its_low, low), select(mine, its_high, high)
+            nan = nan | (mine & cute.arch.vote_any_sync(its_nan))
+    else:
+        low, high, nan = scan_box(tensor, 0, 1, first, extents, count)
+    return low, high, nan
+
+
+def smaller(x, y):
+    return cutlass.min(x, y) if isinstance(x, Int32) else cute.arch.fmin(x, y)
+
+
+def larger(x, y):
+    return cutlass.max(x, y) if isinstance(x, Int32) else cute.arch.fmax(x, y)
+
+
+@cute.jit
+def scan_box(tensor, place_0, step: cutlass.Constexpr, first, extents, count):
+    """Least and largest of the elements of a box at places place_0, place_0 + step, …, and whether one is NaN."""
+    low, high, nan = Int32(2**31 - 1), Int32(-(2**31)), Boolean(False)
+    if const_expr(tensor.element_type.is_float):
+        low, high = Float32(-NEG_INF), Float32(NEG_INF)
+    for place in cutlass.range(place_0, count, step, unroll=4):  # loads of four in flight
         x = box_element(tensor, first, extents, place)
+        low, high = smaller(low, x), larger(high, x)
         if const_expr(tensor.element_type.is_float):
-            low, high, nan = cute.arch.fmin(low, x), cute.arch.fmax(high, x), nan | (x != x)
-        else:
-            low, high = cutlass.min(low, x), cutlass.max(high, x)
+            nan = nan | (x != x)
     return low, high, nan
 
 
@@ -910,47 +945,55 @@ class AttentionBackward:
         rows, words, places = self.map_shape(p)
         if word < rows * words:
             row = word // words
-            place_0 = (word - row * words) * 32
+            place = (word - row * words) * 32 + lane
             b, h, outer = self.map_row_of(p, row)
-            some, every = Int32(0), Int32(0)
-            for i in cutlass.range(cutlass.min(places - place_0, 32), unroll=1):
-                m_block, n_block = self.map_tile(p, outer, place_0 + i)
-                kept, dropped = self.look_at_tile(p, lane, b, h, m_block, n_block)
-                some = some | (kept << i)
-                every = every | ((dropped ^ 1) << i)
+            m_block, n_block = self.map_tile(p, outer, cutlass.min(place, places - 1))
+            some, every = self.look_at_tiles(p, lane, b, h, m_block, n_block, place < places)
             if lane == 0:
                 tile_map[word] = some
                 tile_map[rows * words + word] = every
 
     @cute.jit
-    def look_at_tile(self, p, lane, b, h, m_block, n_block):
-        """Whether some pair of a tile is kept, and some is dropped or past the last key: 0 or 1, in every lane."""
+    def look_at_tiles(self, p, lane, b, h, m_block, n_block, exists):
+        """Of a tile a lane, if it exists: bits of those that keep some pair, and of those that keep every one."""
         q_lo, kv_lo = m_block * self.tile_m, n_block * self.tile_n
         q_hi = cutlass.min(q_lo + self.tile_m, p.seqlen_q) - 1
         kv_hi = cutlass.min(kv_lo + self.tile_n, p.seqlen_kv) - 1
-        past_end = select(kv_lo + self.tile_n > p.seqlen_kv, 1, 0)
-        every, some = self.tile_test(p, lane, b, h, q_lo, q_hi, kv_lo, kv_hi)
-        every, kept = select(every, 1, 0), select(some, 1, 0)
-        dropped = past_end | (every ^ 1)
-        if (kept & (every ^ 1)) != 0:  # undecided: pair by pair, until one of either kind is found
-            kept, dropped = Int32(0), past_end
-            q_idx = q_lo
-            while (q_idx <= q_hi) & ((kept & dropped) == 0):
-                keeps, drops = Boolean(False), Boolean(False)
-                for r in cutlass.range_constexpr(MAP_ROWS):
-                    row = cutlass.min(q_idx + r, q_hi)
-                    for column in cutlass.range_constexpr(0, self.tile_n, 32):
-                        kv_idx = kv_lo + column + lane
-                        inside = (kv_idx <= kv_hi) & (column + lane < self.tile_n)
-                        keep = Boolean(self.map_keeps(p, b, h, row, kv_idx))
-                        keeps, drops = keeps | (inside & keep), drops | (inside & ~keep)
-                kept = kept | select(cute.arch.vote_ballot_sync(keeps) != 0, 1, 0)
-                dropped = dropped | select(cute.arch.vote_ballot_sync(drops) != 0, 1, 0)
-                q_idx += MAP_ROWS
+        all_kept, any_kept = self.tile_test(p, lane, b, h, q_lo, q_hi, kv_lo, kv_hi)
+        all_kept, any_kept = Boolean(all_kept), exists & Boolean(any_kept)
+        some = cute.arch.vote_ballot_sync(any_kept)
+        every = cute.arch.vote_ballot_sync(any_kept & all_kept & (kv_lo + self.tile_n <= p.seqlen_kv))
+        undecided = cute.arch.vote_ballot_sync(any_kept & ~all_kept)
+        while undecided != 0:
+            i = lowest_bit(undecided)
+            ends = [cute.arch.shuffle_sync(x, i) for x in (q_lo, q_hi, kv_lo, kv_hi)]
+            kept, dropped = self.look_at_pairs(p, lane, b, h, *ends)
+            some = some & (((kept ^ 1) << i) ^ -1)
+            every = every | ((dropped ^ 1) << i)
+            undecided = undecided & (undecided - 1)
+        return some, every
+
+    @cute.jit
+    def look_at_pairs(self, p, lane, b, h, q_lo, q_hi, kv_lo, kv_hi):
+        """Whether some pair of a tile is kept, and some is dropped or past the last key: 0 or 1, in every lane."""
+        kept, dropped = Int32(0), select(kv_lo + self.tile_n > p.seqlen_kv, 1, 0)
+        q_idx = q_lo
+        while (q_idx <= q_hi) & ((kept & dropped) == 0):  # until one of either kind is found
+            keeps, drops = Boolean(False), Boolean(False)
+            for r in cutlass.range_constexpr(MAP_ROWS):
+                row = cutlass.min(q_idx + r, q_hi)
+                for column in cutlass.range_constexpr(0, self.tile_n, 32):
+                    kv_idx = kv_lo + column + lane
+                    inside = (kv_idx <= kv_hi) & (column + lane < self.tile_n)
+                    keep = Boolean(self.map_keeps(p, b, h, row, kv_idx))
+                    keeps, drops = keeps | (inside & keep), drops | (inside & ~keep)
+            kept = kept | select(cute.arch.vote_ballot_sync(keeps) != 0, 1, 0)
+            dropped = dropped | select(cute.arch.vote_ballot_sync(drops) != 0, 1, 0)
+            q_idx += MAP_ROWS
         return kept, dropped
 
     def tile_test(self, p, lane, b, h, q_lo, q_hi, kv_lo, kv_hi):
-        """Whether every pair of a tile is kept for sure, and whether some may be."""
+        """Whether every pair of this lane's tile is kept for sure, and whether some may be."""
         blocks = p.blocks
         least_0, most_0, known_0 = least_and_most(
             blocks, lane,

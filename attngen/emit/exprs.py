@@ -41,9 +41,10 @@ raw scale has_bit word loads start address row_of read_pairs read_wide read_apar
 half_bf16 half_fp16 distance distances instruction kind count frag width first place pair x_0
 grad factors gained gained_row frag_pre there at_column at_row mdO_pre do_pre o_pre saves_o write_o row_top top
 before_epilogue
-MAP_ROWS MAP_WARPS RANGE_ELEMENTS at_word bit bits box_element count cta drops dropped ends every extents first found
-high inside kept keeps kv_hi kv_lo known last least_and_most listed lowest_bit map_name map_row map_tiles map_words maps
-nan number outer outermost owner own_words past_end place place_0 places scan_box smaller some larger tile_map
+FEW_ELEMENTS MAP_ROWS MAP_WARPS RANGE_ELEMENTS all_kept any_kept exists scan_boxes undecided at_word bit bits
+box_element count cta drops dropped ends every extents first found high inside kept keeps kv_hi kv_lo known last
+least_and_most listed lowest_bit map_name map_row map_tiles map_words maps nan number outer outermost owner own_words
+past_end place place_0 places scan_box smaller some larger tile_map
 transpose_map turned whole word word_0 build_map
 FAR ORDER_WARPS TOLD WRAP first_row_tile is_there key_tiles last_there mdO_rows order order_words parts begins
 place row_tiles rows rows_apart rows_in rows_kv rows_q seq_order sequence
