@@ -9,7 +9,7 @@ from attngen.ir.expr import Atom, Const, Expr
 from attngen.ir.tables import ROW_BLOCK, ROW_WINDOW, Extreme, dims_in_memory
 from attngen.ir.tile_map import map_words
 from attngen.ir.types import Layout
-from attngen.passes.few import ROUNDS, paces
+from attngen.passes.few import ROUNDS, SMALL_WORTH, paces
 
 if TYPE_CHECKING:
     from attngen.ir.backward import BackwardPlanSet
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def describe(plans: PlanSet, *, everything: bool = False) -> str:
     """The whole report of the forward, without rooflines."""
     blocks = [_formula(plans.spec, plans.target), _mask(plans.plans[0].mask.form), _choice(plans)]
-    blocks += [_plan(p) for p in plans.plans]
+    blocks += [_plan(p) for p in plans.with_small]
     blocks.append(rejected_lines(plans, everything))
     return "\n\n".join("\n".join(b) for b in (list(block) for block in blocks) if b)
 
@@ -129,6 +129,10 @@ def _choice(plans: PlanSet) -> Iterator[str]:
         low = limit or low
     if paces(plans):
         yield f"  a call of fewer than {ROUNDS} row tiles an SM takes the plan that ends first there"
+    if plans.small is not None:
+        rows, share = plans.small.compute.tile_m, f"{100 * SMALL_WORTH:.0f} %"
+        yield f"  one with no more tiles of {rows} rows than SMs: {plans.small.name}, where that promises {share},"
+        yield "    a kernel of its own, made at the first such call"
 
 
 def kb(n: int) -> str:

@@ -18,6 +18,7 @@ from attngen.ir.tuned import Choice, Tuned
 from attngen.passes.base import Reject
 from attngen.passes.compute import Candidate, plan_compute
 from attngen.passes.cost import launch_cycles, tile_cost
+from attngen.passes.few import small_plan
 from attngen.passes.given_blocks import inside_blocks
 from attngen.passes.launch import plan_launch
 from attngen.passes.mask_form import mask_form
@@ -178,10 +179,15 @@ def plan(spec: AttentionSpec, target: str = sm90.NAME, tuned: Tuned | None = Non
         for p in measured_best:
             verify(p)
         chosen, limits = measured_best, tuned.limits
-    others = tuple(p for p in served if p not in chosen)
-    score = None if isinstance(spec.score, Atom) else score_form(spec.score, "kv", spec)
     found = PlanSet(
-        spec=spec, target=target, plans=chosen, score=score, limits=limits, rejected=tuple(rejected), others=others
+        spec=spec,
+        target=target,
+        plans=chosen,
+        score=None if isinstance(spec.score, Atom) else score_form(spec.score, "kv", spec),
+        limits=limits,
+        small=small_plan(spec, served, chosen),
+        rejected=tuple(rejected),
+        others=tuple(p for p in served if p not in chosen),
     )
     verify_set(found)
     log.debug("chosen: %s", ", ".join(p.name for p in chosen))

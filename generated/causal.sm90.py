@@ -48,7 +48,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "causal_fwd_sm_90_6f9392b8",
+    "kernel_id": "causal_fwd_sm_90_01a35468",
     "name": "causal",
     "direction": "forward",
     "target": "sm_90a",
@@ -70,6 +70,7 @@ ATTN_META = {
     ],
     "limits": [2048],
     "paces": [[128, 128, 2708, 3500, True, 1], [192, 80, 2074, 5250, True, 1]],
+    "small": [64, 128, 1991, 1750, True, 1],
 }
 
 ELEMENT = cutlass.BFloat16

@@ -50,7 +50,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "gemma2_local_fwd_sm_90_17352ac0",
+    "kernel_id": "gemma2_local_fwd_sm_90_f4e3ba53",
     "name": "gemma2_local",
     "direction": "forward",
     "target": "sm_90a",
@@ -74,6 +74,7 @@ ATTN_META = {
     ],
     "limits": [],
     "paces": [[128, 64, 2708, 5250, False, 1]],
+    "small": [64, 96, 2861, 2625, False, 1],
 }
 
 ELEMENT = cutlass.BFloat16

@@ -51,7 +51,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "gpt_oss_local_fwd_sm_90_a3c77f7f",
+    "kernel_id": "gpt_oss_local_fwd_sm_90_cd81a081",
     "name": "gpt_oss_local",
     "direction": "forward",
     "target": "sm_90a",
@@ -77,6 +77,7 @@ ATTN_META = {
     ],
     "limits": [2048],
     "paces": [[256, 64, 1892, 5250, False, 1], [192, 128, 2712, 3938, False, 1]],
+    "small": [64, 128, 1719, 1312, False, 1],
 }
 
 ELEMENT = cutlass.BFloat16

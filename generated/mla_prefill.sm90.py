@@ -51,7 +51,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "mla_prefill_fwd_sm_90_83087b9f",
+    "kernel_id": "mla_prefill_fwd_sm_90_4b6b31e8",
     "name": "mla_prefill",
     "direction": "forward",
     "target": "sm_90a",
@@ -76,6 +76,7 @@ ATTN_META = {
     ],
     "limits": [2048, 8192],
     "paces": [[128, 96, 2554, 3500, True, 1], [192, 64, 2074, 5250, True, 1], [192, 80, 2530, 5250, True, 1]],
+    "small": [64, 128, 2426, 1750, True, 1],
 }
 
 ELEMENT = cutlass.BFloat16

@@ -49,7 +49,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "packing_fwd_sm_90_e63285f2",
+    "kernel_id": "packing_fwd_sm_90_25a710ea",
     "name": "packing",
     "direction": "forward",
     "target": "sm_90a",
@@ -73,6 +73,7 @@ ATTN_META = {
     ],
     "limits": [1024],
     "paces": [[128, 128, 2708, 3500, False, 1], [192, 80, 2074, 5250, False, 1]],
+    "small": [64, 128, 1991, 1750, False, 1],
 }
 
 ELEMENT = cutlass.BFloat16

@@ -47,7 +47,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "prefix_lm_fwd_sm_90_a1075c5c",
+    "kernel_id": "prefix_lm_fwd_sm_90_7e6fda47",
     "name": "prefix_lm",
     "direction": "forward",
     "target": "sm_90a",
@@ -70,6 +70,7 @@ ATTN_META = {
     ],
     "limits": [],
     "paces": [[128, 64, 2708, 5250, True, 1]],
+    "small": [64, 96, 2861, 2625, True, 1],
 }
 
 ELEMENT = cutlass.BFloat16

@@ -48,7 +48,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "whisper_cross_fwd_sm_90_bcb9f838",
+    "kernel_id": "whisper_cross_fwd_sm_90_fe47ec8f",
     "name": "whisper_cross",
     "direction": "forward",
     "target": "sm_90a",
@@ -70,6 +70,7 @@ ATTN_META = {
     ],
     "limits": [2048],
     "paces": [[256, 64, 1892, 5250, False, 1], [192, 128, 2712, 3938, False, 1]],
+    "small": [64, 128, 1719, 1312, False, 1],
 }
 
 ELEMENT = cutlass.Float16

@@ -1,5 +1,6 @@
 """A spec that has a forward and no backward."""
 
+
 def large(count: int = 180) -> str:
     """A spec with a forward only: its epilogue, a product of many learned elements, has derivatives of 10^5 nodes."""
     level = [f"(o + x[{i}, h])" for i in range(count)]

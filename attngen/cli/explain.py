@@ -269,6 +269,7 @@ def _document(plans: PlanSet, lines: list[tuple[str, Roofline]]) -> dict[str, An
         },
         "limits": list(plans.limits),
         "plans": [p.model_dump(mode="json", exclude={"mask": {"form"}}) for p in plans.plans],
+        "small": plans.small and plans.small.model_dump(mode="json", exclude={"mask": {"form"}}),
         "fit_too": [p.name for p in plans.others],
         "rejected": [r.model_dump() for r in plans.rejected],
         "rooflines": [{"shape": label, "bound": r.bound, **asdict(r)} for label, r in lines],

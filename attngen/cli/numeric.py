@@ -147,10 +147,10 @@ def _plans(
     q, k, v = (_double(x) for x in qkv)
     if is_selected(spec):
         ((_, plans),) = found
-        return [_by_lists(spec, p, plans.spec, case, exact, (q, k, v), arguments) for p in plans.plans]
+        return [_by_lists(spec, p, plans.spec, case, exact, (q, k, v), arguments) for p in plans.with_small]
     segments = {n: (_double(a), _double(b)) for n, (a, b) in more.get("segments", {}).items()}
     outcomes = []
-    for i in range(max(len(plans.plans) for _, plans in found)):
+    for i in range(max(len(plans.with_small) for _, plans in found)):
         chosen = [nth(plans, i) for _, plans in found]
         o, lse = by_parts(spec, chosen, [plans.spec for _, plans in found], q, k, v, **arguments, segments=segments)
         names = ", ".join(dict.fromkeys(p.name for p in chosen))
@@ -160,7 +160,7 @@ def _plans(
 
 def nth(plans: PlanSet, i: int) -> KernelPlan:
     """The i-th plan of a part, or its last where another part has more."""
-    return plans.plans[min(i, len(plans.plans) - 1)]
+    return plans.with_small[min(i, len(plans.with_small) - 1)]
 
 
 def by_parts(
@@ -235,7 +235,9 @@ def _kernel(
     from attngen.ref.compare import error_ratio
 
     try:
-        attn = api.build(spec, target=target)
+        attn: Any = api.build(spec, target=target)
+        for one in getattr(attn, "kernels", (attn,)):
+            one.alone()
         on_gpu = [_cuda(x) for x in qkv]
         segments = {n: _cuda(pair) for n, pair in more.get("segments", {}).items()}
         tensors = {n: t.cuda() for n, t in arguments["tensors"].items()}

@@ -16,7 +16,7 @@ from attngen.ir.spec import AttentionSpec
 from attngen.ir.tables import Extreme, Table, axes_of
 from attngen.ir.tile_map import TileMap
 from attngen.passes.epilogue import further_names
-from attngen.passes.few import paces
+from attngen.passes.few import pace_of, paces
 from attngen.source import KernelSource, body_sha256
 from attngen.verify.source import parsed, verify_source
 
@@ -53,6 +53,7 @@ def kernel_id_of(plan_set: PlanSet) -> str:
         plan_set.limits,
         CODEGEN,
         *([] if plan_set.score is None else [plan_set.score.model_dump(mode="json")]),
+        *([] if plan_set.small is None else [pace_of(plan_set.small)]),
     ]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
     return f"{plan_set.spec.name}_fwd_{plan_set.target.removesuffix('a')}_{digest}"
@@ -96,6 +97,7 @@ def meta_of(plan_set: PlanSet, kernel_id: str) -> dict[str, Any]:
         "plans": [_plan_meta(p) for p in plan_set.plans],
         "limits": list(plan_set.limits),
         **({"paces": [list(p) for p in found]} if (found := paces(plan_set)) else {}),
+        **({"small": list(pace_of(plan_set.small))} if plan_set.small is not None else {}),
         **({"pack": pack} if (pack := plan_set.plans[0].schedule.pack) > 1 else {}),
         **map_meta(plan_set.plans[0].mask.map),
     }

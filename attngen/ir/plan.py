@@ -220,8 +220,15 @@ class PlanSet(Node):
     #: How often the parts of the score are evaluated; None where the score is `s`.
     score: ScoreForm | None = None
     limits: tuple[int, ...]
+    #: The one plan of a kernel beside this file's, for calls whose row tiles leave SMs idle (`passes.few`).
+    small: KernelPlan | None = None
     rejected: tuple[Rejected, ...] = ()
     others: tuple[KernelPlan, ...] = ()
+
+    @property
+    def with_small(self) -> tuple[KernelPlan, ...]:
+        """Those of the file, then the one beside it, if there is one."""
+        return self.plans if self.small is None else (*self.plans, self.small)
 
     def index(self, seqlen_q: int, seqlen_kv: int) -> int:
         """Which plan serves these lengths."""

@@ -37,7 +37,7 @@ from attngen.jit.named import TORCH_DTYPE
 from attngen.jit.serving import serving_of
 from attngen.jit.tables import TableBinder, Tables, nothing_to_keep
 from attngen.passes.epilogue import further_names
-from attngen.passes.few import Pace
+from attngen.passes.few import Beside, Pace, Sibling
 from attngen.passes.packing import unpackable
 from attngen.source import KernelSource
 
@@ -91,9 +91,10 @@ class Attention:
         serving = serving_of(spec, source.meta)
         self.binder, self.launcher, self._fill = serving.binder, serving.launcher, serving.fill
         self.launcher.paces = tuple(Pace(*p) for p in source.meta.get("paces", ()))
-        self._packed: dict[int, Attention] = {}
-        if rebuild is not None and spec.schedule.pack_gqa is None and not unpackable(spec):
-            self.launcher.packed = self.in_groups
+        self._siblings: dict[Sibling, Attention] = {}
+        if rebuild is not None:
+            small, packs = source.meta.get("small"), spec.schedule.pack_gqa is None and not unpackable(spec)
+            self.launcher.beside, self.launcher.sibling = Beside(small and Pace(*small), packs), self.sibling
         self.saves_o = "o_pre" in further_names(spec)
         self.backward = serving.backward(
             spec, self.binder, self.launcher.scale, target, cache, make=backward, progress=progress
@@ -180,6 +181,11 @@ class Attention:
             device = torch.cuda.current_device()
         if device is not None:
             self.launcher.prepare(device, self.target)
+        return self
+
+    def alone(self) -> Attention:
+        """This attention, from now on by the plans of its file alone: who checks those has no use for a sibling."""
+        self.launcher.beside = Beside()
         return self
 
     @property
@@ -368,13 +374,12 @@ class Attention:
                 self._other.backward.joint = self.backward.joint
         return self._other
 
-    def in_groups(self, group: int) -> Launcher:
-        """The launcher of this attention's kernel that packs `group` query heads, compiled at the first such call."""
+    def sibling(self, which: Sibling) -> Launcher:
+        """The launcher of this attention's kernel with other row tiles, compiled at the first such call."""
         with self._lock:
-            if group not in self._packed and self._rebuild is not None:
-                schedule = self.spec.schedule.replace(pack_gqa=group)
-                self._packed[group] = self._rebuild(self.spec.replace(schedule=schedule))
-        return self._packed[group].launcher
+            if which not in self._siblings and self._rebuild is not None:
+                self._siblings[which] = self._rebuild(which.of(self.spec))
+        return self._siblings[which].launcher
 
     def _needs_grad(self, named: dict[str, Any]) -> bool:
         names = self.binder.tensor_names

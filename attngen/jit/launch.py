@@ -53,9 +53,10 @@ class Launcher:
         #: How far a row reaches, known once a GPU is ready, and the params that it depends on.
         self.reach: Reach | None = None
         self._reach_places: tuple[int, ...] = ()
-        #: The launcher of the kernel whose row tiles hold so many query heads; None: this one always serves.
-        self.packed: Callable[[int], Launcher] | None = None
-        self._groups: set[int] = set()
+        #: The kernels of the same spec with other row tiles, and what makes the launcher of one.
+        self.beside = few.Beside()
+        self.sibling: Callable[[few.Sibling], Launcher] | None = None
+        self._made: set[few.Sibling] = set()
         self._pack = spec.schedule.pack_gqa or 1
         self._chosen: dict[tuple[Any, ...], Any] = {}
         self._default_scale = self.scale.default
@@ -157,7 +158,7 @@ class Launcher:
 
     def choose(self, key: tuple[Any, ...]) -> Callable[..., Any]:
         """The function for a call: its plan by the lengths and, where row tiles are few, by their number; or that of a
-        kernel that packs query heads, made at the first call that gains by it. Remembered.
+        kernel that packs query heads or has small tiles, made at the first call that gains by it. Remembered.
 
         `key`: batch, heads_q, heads_kv, seqlen_q, seqlen_kv, workers, and the params of `reach`. Rows that reach fewer
         keys than there are walk as rows of a shorter sequence do.
@@ -171,11 +172,14 @@ class Launcher:
         chosen = few.pick(self.paces, usual, heads, seqlen_q, seqlen_kv, workers)
         function: Callable[..., Any] = self.functions[chosen]
         group = heads_q // heads_kv
-        if self.packed and few.packs(self.paces, chosen, heads, group, seqlen_q, seqlen_kv, workers):
-            if _capturing() and group not in self._groups:
-                return function  # a graph is no place to compile and load a kernel in
-            self._groups.add(group)
-            function = self.packed(group).choose(key)
+        sibling = self.beside.sibling(self.paces, chosen, heads, group, seqlen_q, seqlen_kv, workers)
+        capturing = _capturing()
+        # a graph is no place to compile and load a kernel in, and what it does without is not remembered
+        if sibling is not None and self.sibling is not None and (sibling in self._made or not capturing):
+            self._made.add(sibling)
+            function = self.sibling(sibling).choose(key)
+        if capturing:
+            return function
         if len(self._chosen) >= _REMEMBERED:
             self._chosen.clear()
         self._chosen[key] = function

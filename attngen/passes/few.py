@@ -1,8 +1,9 @@
-"""few: which plan of a set serves a call whose row tiles are few, by counting how often they fill the SMs.
+"""few: which plan serves a call whose row tiles are few, of its file's or of a kernel beside it, by counting rounds.
 
 By length alone a plan is chosen as if row tiles were many. Where they are not, a last round that is nearly empty, or a
 longest tile that ends after all others, costs more than any tile gains: 8 heads of 4096 rows are 176 tiles of 192 rows,
-two rounds of 132 SMs, and 256 tiles of 128, two rounds of shorter ones.
+two rounds of 132 SMs, and 256 tiles of 128, two rounds of shorter ones. Where wide tiles leave SMs idle, tiles of one
+warpgroup share their rows among more of them.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from attngen.ir.expr import Atom, Load, atoms_of, walk
 from attngen.ir.plan import PACKS, KernelPlan, PlanSet
+from attngen.ir.spec import AttentionSpec
 from attngen.passes.cost import kv_tile_cycles, row_tile_cycles
+from attngen.passes.score_form import score_form
+from attngen.targets import sm90
 
 #: Rounds of the SMs from which the length alone decides: a last round costs at most a quarter there, half of it lost.
 ROUNDS = 4
@@ -22,6 +27,11 @@ TILE_ROWS = 128
 PACKING_WORTH = 0.005
 #: Another plan than the length's is taken where it promises this share of the time.
 WORTH = 0.03
+#: A kernel of small tiles is taken where it promises this share: estimates of 64 and of 128 rows were up to a tenth
+#: apart from what was measured (docs/schedules.md), and the first such call compiles it.
+SMALL_WORTH = 0.1
+#: Keys of a small tile: 128 were measured, and a single warpgroup hides nothing of what a narrower tile repeats.
+SMALL_TILES_N = range(80, 129)
 
 
 class Pace(NamedTuple):
@@ -41,20 +51,64 @@ class Pace(NamedTuple):
         return heads // self.pack * -(-seqlen_q * self.pack // self.tile_m)
 
 
-def paces(plans: PlanSet) -> tuple[Pace, ...]:
-    """The pace of each plan; none where the length must decide: a map (whose memory is laid out for a plan), or ragged
-    batches (whose tiles the host cannot count), or clusters (that were asked for, and go by pairs).
+class Sibling(NamedTuple):
+    """A kernel of the same spec with other row tiles than this one's file holds, made when a call first gains by it."""
+
+    #: Query heads of a KV head that share a row tile.
+    pack: int
+    #: Its one tile; None: as the search plans.
+    tile: tuple[int, int] | None = None
+
+    def of(self, spec: AttentionSpec) -> AttentionSpec:
+        """What it is built from."""
+        tile_m, tile_n = self.tile or (spec.schedule.tile_m, spec.schedule.tile_n)
+        return spec.replace(schedule=spec.schedule.replace(tile_m=tile_m, tile_n=tile_n, pack_gqa=self.pack))
+
+
+def _counts(spec: AttentionSpec, first: KernelPlan) -> bool:
+    """Whether the host knows a call's row tiles and may choose: not of ragged batches, whose tiles it cannot count, nor
+    where a map's memory is laid out for a plan, nor of clusters that were asked for, which go by pairs.
     """
-    first = plans.plans[0]
-    if first.mask.map is not None or plans.spec.layout.is_ragged or first.launch.pairs_ctas:
-        return ()
-    return tuple(_pace(p) for p in plans.plans)
+    return first.mask.map is None and not spec.layout.is_ragged and not first.launch.pairs_ctas
 
 
-def _pace(p: KernelPlan) -> Pace:
+def paces(plans: PlanSet) -> tuple[Pace, ...]:
+    """The pace of each plan; none where the length must decide."""
+    return tuple(pace_of(p) for p in plans.plans) if _counts(plans.spec, plans.plans[0]) else ()
+
+
+def pace_of(p: KernelPlan) -> Pace:
+    """The pace of a plan, by the cost model."""
     c = p.compute
     cycles_of = round(kv_tile_cycles(p)), round(row_tile_cycles(p))
     return Pace(c.tile_m, c.tile_n, *cycles_of, p.mask.grows, p.schedule.pack)
+
+
+def small_plan(spec: AttentionSpec, served: Sequence[KernelPlan], chosen: Sequence[KernelPlan]) -> KernelPlan | None:
+    """Of the candidates that fit, the plan of one warpgroup for calls whose wide row tiles leave SMs idle; it is a
+    kernel of its own, since turns and bounds of warpgroups are none of its business. None where the spec names a tile,
+    nothing fits, or a plan of the file is one, and where tensors have an element for each pair of a row and a key,
+    whose loads ptxas spills with one warpgroup's registers.
+    """
+    named = spec.schedule.tile_m or spec.schedule.tile_n
+    if named or not _counts(spec, chosen[0]) or any(p.compute.warpgroups == 1 for p in chosen):
+        return None
+    if _reads_pairs(spec, chosen[0]):
+        return None
+    fit = [p for p in served if p.compute.warpgroups == 1 and p.compute.tile_n in SMALL_TILES_N]
+    return max(fit, key=lambda p: p.compute.tile_n, default=None)
+
+
+def _reads_pairs(spec: AttentionSpec, p: KernelPlan) -> bool:
+    """Whether elements are loaded that move with the row and the key, but those that a distance names."""
+    read = [spec.mask] if p.mask.test == "elements" else []
+    if not isinstance(spec.score, Atom):
+        form = score_form(spec.score, "kv", spec)
+        if any(s.by_row for s in form.streams):
+            return True
+        read += [t.value for t in form.terms]
+    loads = [n for e in read for n in walk(e) if isinstance(n, Load)]
+    return any("kv_idx" in atoms_of(n) and not atoms_of(n).isdisjoint(("q_idx", "q_pos")) for n in loads)
 
 
 def are_few(pace: Pace, heads: int, seqlen_q: int, workers: int) -> bool:
@@ -66,16 +120,21 @@ def cycles(pace: Pace, heads: int, seqlen_q: int, seqlen_kv: int, workers: int) 
     """Estimated cycles of the launch, longest row tiles first.
 
     No schedule ends before an even share of all work, nor, for any k, before k + 1 tiles as long as the last of the
-    first k * workers + 1: one CTA takes so many of those. Of equal tiles this is the number of rounds.
+    first k * workers + 1: one CTA takes so many of those. Of equal tiles this is the number of rounds. A CTA draws the
+    ticket of its second tile as it starts the first, so that the longest tile and the first of the second round are
+    one CTA's.
     """
     count = pace.row_tiles(heads, seqlen_q)
     longest = shortest = pace.row_tile + pace.kv_tile * -(-seqlen_kv // pace.tile_n)
     if pace.grows:
         first = min(pace.tile_m // pace.pack, seqlen_q) + seqlen_kv - seqlen_q  # keys of the first row tile
         shortest = pace.row_tile + pace.kv_tile * max(1, -(-first // pace.tile_n))
-    less = (longest - shortest) / max(count - 1, 1)
-    rounds = [(k + 1) * (longest - less * k * workers) for k in range(-(-count // workers))]
-    return max(count * (longest + shortest) / 2 / workers, *rounds)
+    less = (longest - shortest) / max(count - 1, 1) * workers  # of a round's first tile than of the round's before
+    last = -(-count // workers) - 1
+    peak = int((longest / less - 1) / 2) if less else last  # the k of which the product below is greatest
+    ends = [(k + 1) * (longest - less * k) for k in (min(peak, last), min(peak + 1, last))]
+    both = longest + longest - less if last else 0
+    return sm90.LAUNCH_CYCLES + max(count * (longest + shortest) / 2 / workers, both, *ends)
 
 
 def pick(paces: Sequence[Pace], usual: int, heads: int, seqlen_q: int, seqlen_kv: int, workers: int) -> int:
@@ -89,12 +148,40 @@ def pick(paces: Sequence[Pace], usual: int, heads: int, seqlen_q: int, seqlen_kv
     return best if times[best] < (1 - WORTH) * times[usual] else usual
 
 
-def packs(
-    paces: Sequence[Pace], chosen: int, heads: int, group: int, seqlen_q: int, seqlen_kv: int, workers: int
-) -> bool:
-    """Whether a kernel whose row tiles hold `group` query heads of a KV head ends before plan `chosen`."""
-    if not paces or paces[chosen].pack > 1 or group not in PACKS or group == 1:
-        return False
-    apart = cycles(paces[chosen], heads, seqlen_q, seqlen_kv, workers)
-    packed = min(cycles(p._replace(pack=group), heads, seqlen_q, seqlen_kv, workers) for p in paces)
-    return packed < (1 - PACKING_WORTH) * apart
+class Beside(NamedTuple):
+    """The siblings that a kernel file may have: of small tiles, `small` their pace, and of packed query heads."""
+
+    small: Pace | None = None
+    packs: bool = False
+
+    def sibling(
+        self, paces: Sequence[Pace], chosen: int, heads: int, group: int, seqlen_q: int, seqlen_kv: int, workers: int
+    ) -> Sibling | None:
+        """The sibling that ends before plan `chosen` of the file; None where none promises enough. `group`: query heads
+        of a KV head.
+        """
+        if not paces:
+            return None
+        own, call = paces[chosen], (heads, seqlen_q, seqlen_kv, workers)
+        packs = self.packs and own.pack == 1 and group > 1 and group in PACKS
+        small = self._small(own.pack, *call[:2], workers)
+        if small is None and not packs:
+            return None
+        usual = cycles(own, *call)
+        time = _with(small, usual, *call)
+        if packs:
+            packed = min(cycles(p._replace(pack=group), *call) for p in paces)
+            if _with(self._small(group, *call[:2], workers), packed, *call) < (1 - PACKING_WORTH) * time:
+                return Sibling(group)  # which may have a sibling of small tiles
+        return Sibling(own.pack, (small.tile_m, small.tile_n)) if small and time < usual else None
+
+    def _small(self, pack: int, heads: int, seqlen_q: int, workers: int) -> Pace | None:
+        """The small tiles of `pack` heads, where no CTA takes two: so they were measured."""
+        small = self.small and self.small._replace(pack=pack)
+        return small if small and small.row_tiles(heads, seqlen_q) <= workers else None
+
+
+def _with(small: Pace | None, time: float, heads: int, seqlen_q: int, seqlen_kv: int, workers: int) -> float:
+    """Cycles of a call that takes `time` with wide tiles: with small ones where that is worth a kernel."""
+    found = time if small is None else cycles(small, heads, seqlen_q, seqlen_kv, workers)
+    return found if found < (1 - SMALL_WORTH) * time else time

@@ -31,3 +31,6 @@ OVERLAP = {1: 1.7, 2: 1.2, 3: 0.95, 4: 0.95}
 #: for each consumer warpgroup at head_dim_v 128.
 TILE_CYCLES = 250
 ROW_TILE_CYCLES = 1750
+#: Cycles of a launch beside its row tiles: two microseconds (measured: docs/schedules.md, what 512 and 1024 rows have
+#: in common).
+LAUNCH_CYCLES = 3400

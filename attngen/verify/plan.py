@@ -35,7 +35,7 @@ def verify_set(plan_set: PlanSet) -> None:
     Raises:
         PlanError: naming what disagrees.
     """
-    for p in plan_set.plans:
+    for p in plan_set.with_small:
         verify(p)
     for fault in set_faults(plan_set):
         raise PlanError(f"plans of {plan_set.spec.name}: {fault}")
@@ -49,7 +49,7 @@ def faults(plan: KernelPlan) -> list[str]:
 
 def set_faults(plan_set: PlanSet) -> list[str]:
     """Everything wrong between the plans of a set: count, limits, and what one skeleton fixes for all of them."""
-    plans, limits = plan_set.plans, plan_set.limits
+    plans, limits, small = plan_set.plans, plan_set.limits, plan_set.small
     skeletons = {
         (
             p.memory.o_in_q,
@@ -69,6 +69,16 @@ def set_faults(plan_set: PlanSet) -> list[str]:
         (all(0 < a < b for a, b in pairwise((*limits, 1 << 62))), f"limits {limits} do not ascend"),
         (len({p.name for p in plans}) == len(plans), "two plans are the same tile"),
         (len(skeletons) <= 1, "the plans need more than one kernel class"),
+        (small is None or small.compute.warpgroups == 1, "the small plan has more than one warpgroup"),
+        (small is None or all(small.mask.form == p.mask.form for p in plans), "the small plan has another mask"),
+        (
+            small is None or all(p.compute.warpgroups > 1 for p in plans),
+            "a plan of the file is as small as the one beside it",
+        ),
+        (
+            small is None or not (plan_set.spec.layout.is_ragged or small.mask.map),
+            "a call of ragged sequences or with a map goes by length: no small plan",
+        ),
     )
     return [text for ok, text in checks if not ok]
 

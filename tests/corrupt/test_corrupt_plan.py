@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 
 from attngen.ir.plan import KernelPlan, PlanSet
+from attngen.ir.types import Layout
 from attngen.search import plan
 from attngen.syntax import load_spec
 from attngen.verify.plan import PlanError, faults, set_faults, verify, verify_set
@@ -173,6 +174,16 @@ SETS: dict[str, tuple[Callable[[PlanSet], PlanSet], str]] = {
         lambda s: s.replace(plans=(s.plans[0], slot("schedule", pingpong=False)(s.plans[1]))),
         "more than one kernel class",
     ),
+    "small of two warpgroups": (lambda s: s.replace(small=s.plans[0]), "the small plan has more than one warpgroup"),
+    "small of another mask": (lambda s: s.replace(small=planned(FULL).small), "the small plan has another mask"),
+    "small in the file": (
+        lambda s: s.replace(plans=tuple(p for p in [s.small] if p), limits=()),
+        "a plan of the file is as small",
+    ),
+    "small where length decides": (
+        lambda s: s.replace(spec=s.spec.replace(layout=Layout.VARLEN)),
+        "goes by length: no small plan",
+    ),
 }
 
 
@@ -181,6 +192,13 @@ def test_the_fault_of_a_set_is_named(name: str) -> None:
     corrupt, fault = SETS[name]
     found = set_faults(corrupt(planned(CAUSAL)))
     assert any(fault in f for f in found), found
+
+
+def test_a_broken_small_plan_is_raised() -> None:
+    good = planned(CAUSAL)
+    assert good.small is not None
+    with pytest.raises(PlanError, match="plan 64x128: compute: tile_m 128"):
+        verify_set(good.replace(small=slot("compute", tile_m=128)(good.small)))
 
 
 def test_a_broken_set_is_raised() -> None:

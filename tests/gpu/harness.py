@@ -20,9 +20,11 @@ _built: dict[AttentionSpec, Attention] = {}
 
 
 def built(spec: AttentionSpec) -> Attention:
-    """One Attention for each spec of the session."""
+    """One Attention for each spec of the session, which keeps to the plans of its file: its siblings have tests of
+    their own (`test_packed_calls`, `test_small_calls`).
+    """
     if spec not in _built:
-        _built[spec] = attngen.build(spec)
+        _built[spec] = attngen.build(spec).alone()
     return _built[spec]
 
 

@@ -38,7 +38,7 @@ def inputs(s: AttentionSpec, sq: int, skv: int):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("s", SPECS, ids=[s.name for s in SPECS])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_example(s: AttentionSpec, size: tuple[int, int]) -> None:
-    plans = plan(s).plans
+    plans = plan(s).with_small
     s = narrow(s)
     q, k, v, params, tensors = inputs(s, *size)
     try:

@@ -125,8 +125,14 @@ def call(
 
 
 def run(
-    made: Kernels, c: Call, *, seed: int = 0, sms: int = 4, workers: int = 132,
-    outputs: Sequence[Tensor] | None = None, **options: Any,
+    made: Kernels,
+    c: Call,
+    *,
+    seed: int = 0,
+    sms: int = 4,
+    workers: int = 132,
+    outputs: Sequence[Tensor] | None = None,
+    **options: Any,
 ) -> tuple[dict[str, Tensor], Report]:
     """One call: dq, dk, dv and the buffers of captured gradients by position, NaN where nothing was written.
 

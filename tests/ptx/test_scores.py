@@ -103,9 +103,7 @@ def test_an_index_outside_reads_the_end_and_adds_there() -> None:
     """Without `check=True` nothing is read or added past a tensor: the checker knows every array's bounds."""
     text = "attn 1\nattention a {{\n  head_dim = 64\n  {}\n}}\n"
     loose = load_spec(text.format(OUTSIDE.format("q_idx - kv_idx", "kv_idx + 40")))
-    held = load_spec(
-        text.format(OUTSIDE.format("clamp(q_idx - kv_idx, 0, 8)", "clamp(kv_idx + 40, 0, seqlen_kv - 1)"))
-    )
+    held = load_spec(text.format(OUTSIDE.format("clamp(q_idx - kv_idx, 0, 8)", "clamp(kv_idx + 40, 0, seqlen_kv - 1)")))
     module, _ = compile_spec(loose)
     verify(held, module, 0, Shape(1, 2, 1, 70, 70), 0)
     made = backward_calls.kernels(loose, captured=("x",))

@@ -88,7 +88,7 @@ def test_tables_that_were_kept() -> None:
     q, k, v = (torch.randn(1, 70, 1, 64).bfloat16() for _ in range(3))
     doc = (torch.arange(70, dtype=torch.int32) // 20)[None]
     wanted, lse, _ = attngen_call(module, 0, q, k, v, tensors=(doc,))
-    kept = (torch.arange(70, dtype=torch.int32) // 20 * 20)
+    kept = torch.arange(70, dtype=torch.int32) // 20 * 20
     o, counter = torch.empty_like(q), torch.zeros(1, dtype=torch.int32)
     check(code, q, k, v, o, torch.empty_like(lse), counter, 0.125, 3, torch.zeros_like(doc), kept, 0)
     assert torch.equal(o, wanted)

@@ -14,7 +14,7 @@ from attngen.ir.plan import PlanSet
 from attngen.ir.spec import AttentionSpec
 from attngen.jit import launch
 from attngen.options import Options
-from attngen.passes.few import Pace, cycles, packs
+from attngen.passes.few import Beside, Pace, cycles
 from attngen.passes.packing import unpackable
 from attngen.ref import dense, interp
 from attngen.search import plan
@@ -89,12 +89,15 @@ TALL = Pace(192, 80, 2070, 5250, True)
     ],
 )
 def test_which_calls_take_packed_tiles(batch: int, seqlen_q: int, gain: bool) -> None:
-    assert packs((TALL,), 0, 32 * batch, 8, seqlen_q, 4096, SMS) is gain
+    sibling = Beside(packs=True).sibling
+    assert sibling((TALL,), 0, 32 * batch, 8, seqlen_q, 4096, SMS) == ((8, None) if gain else None)
     full = TALL._replace(grows=False)
-    assert packs((full,), 0, 32 * batch, 8, seqlen_q, 4096, SMS) is (gain and seqlen_q < 192), "full tiles stay"
-    assert not packs((TALL,), 0, 32 * batch, 5, seqlen_q, 4096, SMS), "groups of 5 divide no tile"
-    assert not packs((TALL._replace(pack=8),), 0, 32 * batch, 8, seqlen_q, 4096, SMS)
-    assert not packs((), 0, 32 * batch, 8, seqlen_q, 4096, SMS)
+    found = sibling((full,), 0, 32 * batch, 8, seqlen_q, 4096, SMS)
+    assert (found is not None) is (gain and seqlen_q < 192), "full tiles stay"
+    assert not sibling((TALL,), 0, 32 * batch, 5, seqlen_q, 4096, SMS), "groups of 5 divide no tile"
+    assert not sibling((TALL._replace(pack=8),), 0, 32 * batch, 8, seqlen_q, 4096, SMS)
+    assert not sibling((), 0, 32 * batch, 8, seqlen_q, 4096, SMS)
+    assert not Beside().sibling((TALL,), 0, 32 * batch, 8, seqlen_q, 4096, SMS)
 
 
 def test_row_tiles_of_groups() -> None:
@@ -104,13 +107,13 @@ def test_row_tiles_of_groups() -> None:
 
 
 def test_a_launch_finds_the_kernel_that_packs(monkeypatch: pytest.MonkeyPatch) -> None:
-    attn = api.build(str(EXAMPLES / "causal.attn"))
-    made = []
+    attn, made = api.build(str(EXAMPLES / "causal.attn")), []
 
     def rebuilt(spec: AttentionSpec) -> Any:
         made.append(spec.schedule.pack_gqa)
         twin = api.build(spec)
         twin.launcher.functions = tuple(f"packed {p.tile_m}" for p in twin.launcher.paces)
+        twin.launcher.sibling = None
         return twin
 
     monkeypatch.setattr(attn, "_rebuild", rebuilt)
@@ -122,8 +125,8 @@ def test_a_launch_finds_the_kernel_that_packs(monkeypatch: pytest.MonkeyPatch) -
     assert launcher.choose((8, 32, 4, 1, 4096, SMS)).startswith("packed")  # type: ignore[attr-defined]
     assert launcher.choose((8, 32, 4, 9, 4096, SMS)).startswith("packed") and made == [8]  # type: ignore[attr-defined]
     assert launcher.choose((8, 32, 32, 1, 4096, SMS)) in ("128", "192")
-    assert api.build(resolved("causal", pack_gqa=1)).launcher.packed is None
-    assert api.build(str(EXAMPLES / "packing.attn")).launcher.packed is None
+    assert not api.build(resolved("causal", pack_gqa=1)).launcher.beside.packs
+    assert not api.build(str(EXAMPLES / "packing.attn")).launcher.beside.packs
 
 
 def test_a_kernel_that_packs_takes_its_own_group_only() -> None:
