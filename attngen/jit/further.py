@@ -12,11 +12,11 @@ import torch
 from attngen.diag.diagnostic import error
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
-from attngen.jit import ops
 from attngen.jit.kernel import Attention
 from attngen.jit.launch import Launcher, Ready
 from attngen.jit.ragged import RaggedLauncher, RaggedTableLauncher
 from attngen.jit.tables import TableLauncher
+from attngen.jit.traced import traced
 from attngen.jit.unnormalized import Unnormalized
 from attngen.passes.epilogue import has_epilogue
 
@@ -159,7 +159,7 @@ class MaxLogit(Attention):
             return super().__call__(q, k, v, scale=scale, check=check, **named)  # says what is wrong
         if check:
             self.bound(q, k, v, named, check=True)
-        o, rows, top = ops.traced(self, q, k, v, True, None, None, scale, named, whole=True)
+        o, rows, top = traced(self, q, k, v, True, None, None, scale, named, whole=True)
         if not return_lse:
             return o, top
         return o, self.rows_of(q, k, scale, named, rows), top

@@ -36,6 +36,7 @@ from attngen.jit.modes import (
 from attngen.jit.named import TORCH_DTYPE
 from attngen.jit.serving import serving_of
 from attngen.jit.tables import TableBinder, Tables, nothing_to_keep
+from attngen.jit.traced import traced
 from attngen.passes.epilogue import further_names
 from attngen.passes.few import Beside, Pace, Sibling
 from attngen.passes.packing import unpackable
@@ -221,7 +222,7 @@ class Attention:
         if self._fill is not None:
             named = self._fill(named, q, k)
         if is_dynamo():
-            return ops.traced(self, q, k, v, return_lse, out, lse, scale, named)
+            return traced(self, q, k, v, return_lse, out, lse, scale, named)
         try:
             if (
                 type(q) is not _Tensor
@@ -258,7 +259,7 @@ class Attention:
     ) -> Any:
         """Calls that are not a plain eager call on a GPU that is ready."""
         if is_dynamo():  # traced by itself, after a graph break in `__call__`
-            return ops.traced(self, q, k, v, return_lse, out, lse, scale, named)
+            return traced(self, q, k, v, return_lse, out, lse, scale, named)
         if not all(isinstance(x, torch.Tensor) for x in (q, k, v)):
             contract.validate(self.spec, q, k, v, self._given_tensors(named), out, lse)
         if functorch_level() is not None or is_dual(q, k, v, *self._given_tensors(named).values()):
@@ -273,13 +274,13 @@ class Attention:
         plain = not (dispatch_modes() or type(q) not in (_Tensor, torch.nn.Parameter) or device == "meta")
         if grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or self._needs_grad(named)):
             if not plain:
-                return ops.traced(self, q, k, v, return_lse, out, lse, scale, named)
+                return traced(self, q, k, v, return_lse, out, lse, scale, named)
             if check:
                 self._bound(q, k, v, named, out, lse, check)
             ready = self.ready(q.device.index) if device == "cuda" else None
             return self._differentiable(ready, q, k, v, named, scale, out, lse, return_lse)
         if not plain:
-            return ops.traced(self, q, k, v, return_lse, out, lse, scale, named)
+            return traced(self, q, k, v, return_lse, out, lse, scale, named)
         return self.run(q, k, v, return_lse, out, lse, scale, check, named)
 
     def _differentiable(

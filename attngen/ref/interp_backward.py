@@ -10,14 +10,13 @@ Sources: FlashAttention-2 (arXiv:2307.08691), algorithm 2; ordered turns: FlashA
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 
-from attngen.ir.backward import BackwardPlanSet, BackwardSchedule
+from attngen.ir.backward import BackwardPlanSet
 from attngen.ir.expr import Atom
 from attngen.ir.gradient import OF_ROWS, Contribution, GradientKind
 from attngen.ir.types import Normalizer
@@ -26,19 +25,9 @@ from attngen.ref.binding import Binding, bind
 from attngen.ref.evaluate import Tensor
 from attngen.ref.interp import kept
 from attngen.ref.tables import with_tables
-from attngen.ref.walk import mapped
+from attngen.ref.walk_backward import Step, Walk
 
 LOG2_E = 1.4426950408889634
-
-
-class Step(NamedTuple):
-    """Query tile `m_block` of a query head against KV tile `n_block`, and whether its pairs are tested."""
-
-    batch: int
-    head: int
-    m_block: int
-    n_block: int
-    masked: bool
 
 
 class Turn(NamedTuple):
@@ -106,31 +95,17 @@ def run(
     return _Execution(plans, bound, o.double(), lse.double(), do.double(), dlse).all(workers)
 
 
-def launch_order(
-    schedule: BackwardSchedule, n_blocks: int, heads_kv: int, batch: int, workers: int
-) -> Iterator[tuple[int, int, int]]:
-    """(batch element, KV head, n_block) of KV tiles in the order in which they are handed out to `workers` SMs."""
-    pairs = [(b, h_kv) for b in range(batch) for h_kv in range(heads_kv)]
-    size = schedule.group_pairs(len(pairs), n_blocks, workers)
-    order = range(n_blocks) if schedule.kv_order == "ascending" else range(n_blocks - 1, -1, -1)
-    for start in range(0, len(pairs), size):
-        for n in order:
-            for b, h_kv in pairs[start : start + size]:
-                yield b, h_kv, n
-
-
 class _Execution:
     def __init__(
         self, plans: BackwardPlanSet, bound: Binding, o: Tensor, lse: Tensor, do: Tensor, dlse: Tensor | None
     ) -> None:
         self.plan, self.plans = plans.plans[plans.index(bound.q.shape[1], bound.sets[0].parts[0].k.shape[1])], plans
         self.bound = with_tables(bound, self.plan.mask.form)
-        c = self.plan.compute
-        self.tile_m, self.tile_n = c.tile_m, c.tile_n
-        self.batch, self.seqlen_q, self.heads_q, self.heads_kv = bound.sizes
-        part = bound.sets[0].parts[0]
-        self.seqlen_kv = part.k.shape[1]
-        self.m_blocks, self.n_blocks = -(-self.seqlen_q // c.tile_m), -(-self.seqlen_kv // c.tile_n)
+        self.walk = Walk(plans, self.plan, self.bound)
+        self.tile_m, self.tile_n = self.walk.tile_m, self.walk.tile_n
+        self.batch, self.seqlen_q, self.heads_q, _ = bound.sizes
+        self.seqlen_kv, self.m_blocks = self.walk.seqlen_kv, self.walk.m_blocks
+        c, part = self.plan.compute, bound.sets[0].parts[0]
         self.trace = Trace(c.tile_m, c.tile_n)
         self.q = self.padded(bound.q, c.tile_m)
         self.k, self.v = self.padded(part.k, c.tile_n), self.padded(part.v, c.tile_n)
@@ -190,12 +165,10 @@ class _Execution:
         return whole
 
     def all(self, workers: int) -> Result:
-        workers = max(workers // self.plan.compute.cluster, 1)  # CTAs, or clusters of them, that take KV tiles
-        schedule, pairs = self.plan.schedule, self.heads_kv * self.batch
-        ctas, group = min(self.n_blocks * pairs, workers), schedule.group_pairs(pairs, self.n_blocks, workers)
-        for tile, (b, h_kv, n) in enumerate(launch_order(schedule, self.n_blocks, self.heads_kv, self.batch, workers)):
-            even = schedule.wave(tile, group * self.n_blocks, ctas) % 2 == 0
-            self.kv_tile(b, h_kv, n, descends=even)
+        for h_kv, steps in self.walk.kv_tiles(workers):
+            for s in steps:
+                self.trace.steps.append(s)
+                self.step(s, h_kv)
         dq, dk = self.dq * self.bound.scale, self.dk * self.bound.scale
         return Result(
             dq[:, :, : self.seqlen_q].transpose(1, 2),
@@ -205,74 +178,6 @@ class _Execution:
             self.trace,
         )
 
-    def kv_tile(self, b: int, h_kv: int, n: int, descends: bool) -> None:
-        """One KV tile: the query tiles of every query head of the KV head that see the tile. `descends`: serpentine."""
-        group = self.heads_q // self.heads_kv
-        heads = range(h_kv * group, (h_kv + 1) * group)
-        steps = [s for h in heads for s in self.steps(b, h, n)] or [Step(b, heads[0], 0, n, True)]
-        if self.plan.schedule.serpentine and group > 1:
-            steps.sort(key=lambda s: -s.m_block if descends else s.m_block)  # stable: heads stay in their order
-        for s in steps:
-            self.trace.steps.append(s)
-            self.step(s, h_kv)
-
-    def steps(self, b: int, h: int, n: int) -> Iterator[Step]:
-        for m in range(self.m_blocks):
-            start, stop = self.live(b, h, m)[n]
-            if start:
-                whole = (m + 1) * self.tile_m <= self.seqlen_q
-                yield Step(b, h, m, n, not (stop and (whole or isinstance(self.plans.gradient.score, Atom))))
-
-    def live(self, b: int, h: int, m: int) -> list[tuple[bool, bool]]:
-        """Of each KV tile, whether the walk takes it for these rows, and whether some clause keeps it whole.
-
-        Where turns are counted, they are counted over all tiles from the first to the last that some clause touches.
-        """
-        if (b, h, m) in self.known:
-            return self.known[b, h, m]
-        if self.plan.mask.walk == "map":
-            self.known[b, h, m] = self.mapped(b, h, m)
-            return self.known[b, h, m]
-        n = self.tile_n
-        env = self.env(b, h, range(0))
-        lo, hi = m * self.tile_m, min((m + 1) * self.tile_m, self.seqlen_q) - 1
-        env |= {"q_lo": torch.tensor(lo), "q_hi": torch.tensor(hi)}
-        touched, kept = [False] * self.n_blocks, [False] * self.n_blocks
-        for t in self.plan.mask.form.bounds:
-            low, low_max, up_min, up = (
-                int(self.bound.bound(e, env).flatten()[0]) for e in (t.lower_min, t.lower_max, t.upper_min, t.upper_max)
-            )
-            for i in range(self.n_blocks):
-                touched[i] |= low // n <= i < -(-up // n)
-                kept[i] |= -(-low_max // n) <= i < up_min // n
-        if self.plans.deterministic and any(touched):
-            first, last = touched.index(True), self.n_blocks - touched[::-1].index(True)
-            touched = [first <= i < last for i in range(self.n_blocks)]
-        self.known[b, h, m] = list(zip(touched, kept, strict=True))
-        return self.known[b, h, m]
-
-    def mapped(self, b: int, h: int, m: int) -> list[tuple[bool, bool]]:
-        """`live` of a walk by map."""
-        rows = range(m * self.tile_m, min((m + 1) * self.tile_m, self.seqlen_q))
-        kept = self.bound.value(self.bound.spec.mask, self.env(b, h, rows, range(self.seqlen_kv)))
-        some, every = mapped(kept.expand(1, 1, len(rows), self.seqlen_kv)[0, 0], len(rows), self.tile_n)
-        return list(zip(some[0].tolist(), every[0].tolist(), strict=True))
-
-    @cached_property
-    def known(self) -> dict[tuple[int, int, int], list[tuple[bool, bool]]]:
-        """What `live` has found."""
-        return {}
-
-    def env(self, b: int, h: int, rows: range, keys: range | None = None) -> dict[str, Tensor]:
-        """Atoms and params of one head, laid out (1, 1, rows, keys)."""
-        env = self.bound.env(
-            self.seqlen_kv,
-            torch.arange(rows.start, rows.stop),
-            None if keys is None else torch.arange(keys.start, keys.stop),
-            torch.tensor([b]),
-        )
-        return {**env, "h": env["h"][:, h : h + 1], "h_kv": env["h_kv"][:, h : h + 1]}
-
     def step(self, s: Step, h_kv: int) -> None:
         """S = Q K^T, P from LSE, dP = dO V^T, dS; dV, dK, and dQ in its turn."""
         gradient = self.plans.gradient
@@ -281,7 +186,7 @@ class _Execution:
         at_q, at_kv = slice(rows.start, rows.stop), slice(keys.start, keys.stop)
         q, do = self.q[s.batch, s.head, at_q], self.do[s.batch, s.head, at_q]
         k, v = self.k[s.batch, h_kv, at_kv], self.v[s.batch, h_kv, at_kv]
-        env = self.env(s.batch, s.head, rows, keys)
+        env = self.walk.env(s.batch, s.head, rows, keys)
         # rows and keys past the end have no meaning: a kernel clamps what it reads for them
         exists = (env["q_idx"] < self.seqlen_q) & (env["kv_idx"] < self.seqlen_kv)
         keep = kept(self.bound, self.plan.mask, env, exists) if s.masked else exists
@@ -324,11 +229,9 @@ class _Execution:
         """Whether the step adds to dQ; in a deterministic plan, count it."""
         if not self.plans.deterministic:
             return True
-        touched = [t for t, _ in self.live(s.batch, s.head, s.m_block)]
-        if not touched[s.n_block]:  # the one step of a KV tile that no query sees
+        number = self.walk.turn(s)
+        if number is None:
             return False
-        descends = self.plan.schedule.kv_order == "descending"
-        number = sum(touched[s.n_block + 1 :]) if descends else sum(touched[: s.n_block])
         counter = self.counters[s.batch, s.head, s.m_block]
         if number != counter:
             raise TurnError(f"{s} has turn {number}, {int(counter)} are done")

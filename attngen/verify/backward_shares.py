@@ -6,8 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping
 
 from attngen.ir.backward import BackwardPlanSet
-from attngen.verify.ledger import assigned
-from attngen.verify.tree import every
+from attngen.verify.ledger import said_faults
 
 #: Method -> name -> its value: `BackwardSchedule.shared`, what a share takes of a walk, and which parts are summed.
 _SHARES = {
@@ -33,14 +32,4 @@ _CONDITIONS = {
 
 def share_faults(methods: Mapping[str, ast.FunctionDef], plan_set: BackwardPlanSet) -> Iterator[str]:
     """What the text says otherwise; where no walk is shared, whatever of this it should not have."""
-    shares = plan_set.plans[0].schedule.shares_walks
-    for method, names in _SHARES.items():
-        for name, value in names.items():
-            found = assigned(methods.get(method), name)
-            if found != ([value] if shares else []):
-                said = ", ".join(found) or "nowhere"
-                yield f"{method}: {name} is {said}, the plan says {value if shares else 'none'}"
-    for method, wanted in _CONDITIONS.items():
-        times = sum(ast.unparse(n.test) == wanted for n in every(ast.If, methods.get(method)))
-        if times != int(shares):
-            yield f"{method}: `if {wanted}` stands {times} times, the plan says {int(shares)}"
+    return said_faults(methods, _SHARES, _CONDITIONS, plan_set.plans[0].schedule.shares_walks)

@@ -6,8 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping
 
 from attngen.ir.backward import BackwardPlanSet
-from attngen.verify.ledger import assigned
-from attngen.verify.tree import every
+from attngen.verify.ledger import said_faults
 
 #: Method -> name -> the values that it is given: `BackwardSchedule.zero_lag`, and the pairs that it separates.
 _ZEROES = {
@@ -28,13 +27,4 @@ _CONDITIONS = {
 
 def zero_faults(methods: Mapping[str, ast.FunctionDef], plan_set: BackwardPlanSet) -> Iterator[str]:
     """What the text says otherwise; where `prepare` zeroes all of dQ, whatever of this it should not have."""
-    ahead = plan_set.plans[0].schedule.zeroes_ahead
-    for method, names in _ZEROES.items():
-        for name, value in names.items():
-            found = assigned(methods.get(method), name)
-            if found != ([value] if ahead else []) and (ahead or name.startswith("zero")):
-                yield f"{method}: {name} is {', '.join(found) or 'nowhere'}, the plan says {value if ahead else 'none'}"
-    for method, wanted in _CONDITIONS.items():
-        times = sum(ast.unparse(n.test) == wanted for n in every(ast.If, methods.get(method)))
-        if times != int(ahead):
-            yield f"{method}: `if {wanted}` stands {times} times, the plan says {int(ahead)}"
+    return said_faults(methods, _ZEROES, _CONDITIONS, plan_set.plans[0].schedule.zeroes_ahead)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from collections.abc import Iterator, Mapping
 
 from attngen.ir.plan import KernelPlan
 from attngen.verify.tree import every
@@ -88,6 +89,28 @@ def dotted(e: ast.expr) -> str:
 def assigned(method: ast.FunctionDef | None, name: str) -> list[str]:
     """Every value that a method gives a name, as text."""
     return [ast.unparse(n.value) for n in every(ast.Assign, method) if any(dotted(t) == name for t in n.targets)]
+
+
+def said_faults(
+    methods: Mapping[str, ast.FunctionDef],
+    values: Mapping[str, Mapping[str, str]],
+    conditions: Mapping[str, str],
+    planned: bool,
+) -> Iterator[str]:
+    """Where a text does not say what it must: by method the value of each name, and the one `if` of a condition.
+
+    Where it is not `planned`, the text says none of it.
+    """
+    for method, names in values.items():
+        for name, value in names.items():
+            found = assigned(methods.get(method), name)
+            if found != ([value] if planned else []):
+                said, wanted = ", ".join(found) or "nowhere", value if planned else "none"
+                yield f"{method}: {name} is {said}, the plan says {wanted}"
+    for method, condition in conditions.items():
+        times = sum(ast.unparse(n.test) == condition for n in every(ast.If, methods.get(method)))
+        if times != int(planned):
+            yield f"{method}: `if {condition}` stands {times} times, the plan says {int(planned)}"
 
 
 def wanted(plan: KernelPlan, ragged: bool = False) -> Events:

@@ -18,7 +18,7 @@ from attngen.ir.gradient import GradientKind
 from attngen.ir.spec import AttentionSpec, TensorDecl
 from attngen.ir.types import DType
 from attngen.passes.mask_form import mask_form
-from attngen.ref import dense, interp_backward
+from attngen.ref import dense, interp_backward, walk_backward
 from attngen.ref.evaluate import evaluate
 from attngen.search_backward import plan_backward
 from attngen.syntax import load_all, load_spec
@@ -179,7 +179,7 @@ def test_another_order_of_launch_is_out_of_turn(kv_order: str, monkeypatch: pyte
     s = spec(CAUSAL)
     q, k, v = qkv(s, 1, 40, 40, 1, 1)
     wrong = range(4, -1, -1) if kv_order == "ascending" else range(5)
-    monkeypatch.setattr(interp_backward, "launch_order", lambda *_: ((0, 0, n) for n in wrong))
+    monkeypatch.setattr(walk_backward, "launch_order", lambda *_: ((0, 0, n) for n in wrong))
     check(make_plans(s, 8, 8), q, k, v, {}, {})
     with pytest.raises(interp_backward.TurnError, match=r"has turn \d, 0 are done"):
         check(make_plans(s, 8, 8, deterministic=True, kv_order=kv_order), q, k, v, {}, {})

@@ -15,7 +15,7 @@ from attngen.emit.backward import emit_backward
 from attngen.ir.backward import LEAST_SHARE, BackwardPlanSet
 from attngen.passes.backward.order import KvOrder, kv_walks, makespan, plan_order
 from attngen.passes.mask_form import mask_form
-from attngen.ref.interp_backward import launch_order
+from attngen.ref.walk_backward import launch_order
 from attngen.search_backward import plan_backward
 from attngen.syntax import load_spec
 
