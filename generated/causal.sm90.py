@@ -69,8 +69,11 @@ ATTN_META = {
         {"name": "192x80", "tile_m": 192, "tile_n": 80, "kv_stages": 3, "threads": 512, "smem_bytes": 222208},
     ],
     "limits": [2048],
-    "paces": [[128, 128, 2708, 3500, True, 1], [192, 80, 2074, 5250, True, 1]],
-    "small": [64, 128, 1991, 1750, True, 1],
+    "paces": [
+        {"tile_m": 128, "tile_n": 128, "kv_tile_cycles": 2708, "row_tile_cycles": 3500, "grows": True, "pack": 1},
+        {"tile_m": 192, "tile_n": 80, "kv_tile_cycles": 2074, "row_tile_cycles": 5250, "grows": True, "pack": 1},
+    ],
+    "small": {"tile_m": 64, "tile_n": 128, "kv_tile_cycles": 1991, "row_tile_cycles": 1750, "grows": True, "pack": 1},
 }
 
 ELEMENT = cutlass.BFloat16

@@ -73,8 +73,10 @@ ATTN_META = {
         {"name": "128x64", "tile_m": 128, "tile_n": 64, "kv_stages": 2, "threads": 384, "smem_bytes": 197632},
     ],
     "limits": [],
-    "paces": [[128, 64, 2708, 5250, False, 1]],
-    "small": [64, 96, 2861, 2625, False, 1],
+    "paces": [
+        {"tile_m": 128, "tile_n": 64, "kv_tile_cycles": 2708, "row_tile_cycles": 5250, "grows": False, "pack": 1},
+    ],
+    "small": {"tile_m": 64, "tile_n": 96, "kv_tile_cycles": 2861, "row_tile_cycles": 2625, "grows": False, "pack": 1},
 }
 
 ELEMENT = cutlass.BFloat16

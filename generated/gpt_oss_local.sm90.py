@@ -76,8 +76,11 @@ ATTN_META = {
         {"name": "192x128", "tile_m": 192, "tile_n": 128, "kv_stages": 3, "threads": 512, "smem_bytes": 148480},
     ],
     "limits": [2048],
-    "paces": [[256, 64, 1892, 5250, False, 1], [192, 128, 2712, 3938, False, 1]],
-    "small": [64, 128, 1719, 1312, False, 1],
+    "paces": [
+        {"tile_m": 256, "tile_n": 64, "kv_tile_cycles": 1892, "row_tile_cycles": 5250, "grows": False, "pack": 1},
+        {"tile_m": 192, "tile_n": 128, "kv_tile_cycles": 2712, "row_tile_cycles": 3938, "grows": False, "pack": 1},
+    ],
+    "small": {"tile_m": 64, "tile_n": 128, "kv_tile_cycles": 1719, "row_tile_cycles": 1312, "grows": False, "pack": 1},
 }
 
 ELEMENT = cutlass.BFloat16

@@ -73,8 +73,10 @@ ATTN_META = {
         {"name": "128x128", "tile_m": 128, "tile_n": 128, "kv_stages": 3, "threads": 384, "smem_bytes": 132096},
     ],
     "limits": [],
-    "paces": [[128, 128, 2324, 2625, True, 1]],
-    "small": [64, 128, 1719, 1312, True, 1],
+    "paces": [
+        {"tile_m": 128, "tile_n": 128, "kv_tile_cycles": 2324, "row_tile_cycles": 2625, "grows": True, "pack": 1},
+    ],
+    "small": {"tile_m": 64, "tile_n": 128, "kv_tile_cycles": 1719, "row_tile_cycles": 1312, "grows": True, "pack": 1},
 }
 
 ELEMENT = cutlass.BFloat16

@@ -75,8 +75,12 @@ ATTN_META = {
         {"name": "192x80", "tile_m": 192, "tile_n": 80, "kv_stages": 2, "threads": 512, "smem_bytes": 226304},
     ],
     "limits": [2048, 8192],
-    "paces": [[128, 96, 2554, 3500, True, 1], [192, 64, 2074, 5250, True, 1], [192, 80, 2530, 5250, True, 1]],
-    "small": [64, 128, 2426, 1750, True, 1],
+    "paces": [
+        {"tile_m": 128, "tile_n": 96, "kv_tile_cycles": 2554, "row_tile_cycles": 3500, "grows": True, "pack": 1},
+        {"tile_m": 192, "tile_n": 64, "kv_tile_cycles": 2074, "row_tile_cycles": 5250, "grows": True, "pack": 1},
+        {"tile_m": 192, "tile_n": 80, "kv_tile_cycles": 2530, "row_tile_cycles": 5250, "grows": True, "pack": 1},
+    ],
+    "small": {"tile_m": 64, "tile_n": 128, "kv_tile_cycles": 2426, "row_tile_cycles": 1750, "grows": True, "pack": 1},
 }
 
 ELEMENT = cutlass.BFloat16

@@ -72,8 +72,11 @@ ATTN_META = {
         {"name": "192x80", "tile_m": 192, "tile_n": 80, "kv_stages": 3, "threads": 512, "smem_bytes": 222208},
     ],
     "limits": [1024],
-    "paces": [[128, 128, 2708, 3500, False, 1], [192, 80, 2074, 5250, False, 1]],
-    "small": [64, 128, 1991, 1750, False, 1],
+    "paces": [
+        {"tile_m": 128, "tile_n": 128, "kv_tile_cycles": 2708, "row_tile_cycles": 3500, "grows": False, "pack": 1},
+        {"tile_m": 192, "tile_n": 80, "kv_tile_cycles": 2074, "row_tile_cycles": 5250, "grows": False, "pack": 1},
+    ],
+    "small": {"tile_m": 64, "tile_n": 128, "kv_tile_cycles": 1991, "row_tile_cycles": 1750, "grows": False, "pack": 1},
 }
 
 ELEMENT = cutlass.BFloat16

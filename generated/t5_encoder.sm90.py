@@ -72,8 +72,10 @@ ATTN_META = {
         {"name": "192x96", "tile_m": 192, "tile_n": 96, "kv_stages": 4, "threads": 512, "smem_bytes": 154624},
     ],
     "limits": [],
-    "paces": [[192, 96, 2507, 3938, False, 1]],
-    "small": [64, 128, 2045, 1312, False, 1],
+    "paces": [
+        {"tile_m": 192, "tile_n": 96, "kv_tile_cycles": 2507, "row_tile_cycles": 3938, "grows": False, "pack": 1},
+    ],
+    "small": {"tile_m": 64, "tile_n": 128, "kv_tile_cycles": 2045, "row_tile_cycles": 1312, "grows": False, "pack": 1},
 }
 
 ELEMENT = cutlass.BFloat16

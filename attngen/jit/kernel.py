@@ -91,11 +91,11 @@ class Attention:
         self.handle = handle_of(spec, source, target)
         serving = serving_of(spec, source.meta)
         self.binder, self.launcher, self._fill = serving.binder, serving.launcher, serving.fill
-        self.launcher.paces = tuple(Pace(*p) for p in source.meta.get("paces", ()))
+        self.launcher.paces = tuple(Pace(**p) for p in source.meta.get("paces", ()))
         self._siblings: dict[Sibling, Attention] = {}
         if rebuild is not None:
             small, packs = source.meta.get("small"), spec.schedule.pack_gqa is None and not unpackable(spec)
-            self.launcher.beside, self.launcher.sibling = Beside(small and Pace(*small), packs), self.sibling
+            self.launcher.beside, self.launcher.sibling = Beside(small and Pace(**small), packs), self.sibling
         self.saves_o = "o_pre" in further_names(spec)
         self.backward = serving.backward(
             spec, self.binder, self.launcher.scale, target, cache, make=backward, progress=progress

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from attngen.ir.plan import plan_at
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
 from attngen.jit import contract
@@ -168,7 +169,7 @@ class Launcher:
         if self.reach is not None:
             seqlen_kv = self.reach.keys(params, seqlen_q, seqlen_kv)
             longest = min(longest, seqlen_kv + few.TILE_ROWS)
-        usual = next((i for i, limit in enumerate(self._limits) if longest <= limit), len(self._limits))
+        usual = plan_at(self._limits, longest)
         chosen = few.pick(self.paces, usual, heads, seqlen_q, seqlen_kv, workers)
         function: Callable[..., Any] = self.functions[chosen]
         group = heads_q // heads_kv

@@ -41,8 +41,8 @@ class Pace(NamedTuple):
 
     tile_m: int
     tile_n: int
-    kv_tile: int
-    row_tile: int
+    kv_tile_cycles: int
+    row_tile_cycles: int
     grows: bool
     pack: int = 1
 
@@ -125,10 +125,10 @@ def cycles(pace: Pace, heads: int, seqlen_q: int, seqlen_kv: int, workers: int) 
     one CTA's.
     """
     count = pace.row_tiles(heads, seqlen_q)
-    longest = shortest = pace.row_tile + pace.kv_tile * -(-seqlen_kv // pace.tile_n)
+    longest = shortest = pace.row_tile_cycles + pace.kv_tile_cycles * -(-seqlen_kv // pace.tile_n)
     if pace.grows:
         first = min(pace.tile_m // pace.pack, seqlen_q) + seqlen_kv - seqlen_q  # keys of the first row tile
-        shortest = pace.row_tile + pace.kv_tile * max(1, -(-first // pace.tile_n))
+        shortest = pace.row_tile_cycles + pace.kv_tile_cycles * max(1, -(-first // pace.tile_n))
     less = (longest - shortest) / max(count - 1, 1) * workers  # of a round's first tile than of the round's before
     last = -(-count // workers) - 1
     peak = int((longest / less - 1) / 2) if less else last  # the k of which the product below is greatest

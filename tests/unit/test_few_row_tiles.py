@@ -63,7 +63,7 @@ def test_shared_row_tiles_go_by_estimates() -> None:
 
 
 def test_many_row_tiles_keep_the_plan_of_their_length() -> None:
-    slow = WIDE._replace(kv_tile=10**6)
+    slow = WIDE._replace(kv_tile_cycles=10**6)
     heads = ROUNDS * SMS
     assert not are_few(WIDE, heads, 128, SMS) and are_few(WIDE, heads - 1, 128, SMS)
     assert pick((slow, TALL), 0, heads, 128, 128, SMS) == 0 and pick((slow, TALL), 0, heads - 1, 128, 128, SMS) == 1
@@ -71,7 +71,7 @@ def test_many_row_tiles_keep_the_plan_of_their_length() -> None:
 
 
 def test_a_gain_below_the_noise_moves_nothing() -> None:
-    near = WIDE._replace(kv_tile=round(WIDE.kv_tile * 0.985))
+    near = WIDE._replace(kv_tile_cycles=round(WIDE.kv_tile_cycles * 0.985))
     assert pick((near, WIDE), 1, 8, 4096, 4096, SMS) == 1
 
 
@@ -80,7 +80,7 @@ def queue(pace: Pace, heads: int, seqlen_q: int, seqlen_kv: int) -> float:
     work: list[float] = []
     for lo in range(0, seqlen_q, pace.tile_m):
         keys = min(lo + pace.tile_m, seqlen_q) + seqlen_kv - seqlen_q if pace.grows else seqlen_kv
-        work += [pace.row_tile + pace.kv_tile * -(-keys // pace.tile_n)] * heads
+        work += [pace.row_tile_cycles + pace.kv_tile_cycles * -(-keys // pace.tile_n)] * heads
     work.sort(reverse=True)
     first = min(SMS, len(work))
     running = [(work[i], SMS + i) for i in range(first)]  # when a tile ends, and the ticket for the next
@@ -110,7 +110,9 @@ def test_the_longest_tile_holds_the_first_ticket() -> None:
     if it took the shortest that is left, 33, the estimate was a fifth below what was measured.
     """
     grows = WIDE._replace(grows=True)
-    assert cycles(grows, 8, 4096, 4096, SMS) == pytest.approx(48 * WIDE.kv_tile + 2 * WIDE.row_tile, rel=0.03)
+    assert cycles(grows, 8, 4096, 4096, SMS) == pytest.approx(
+        48 * WIDE.kv_tile_cycles + 2 * WIDE.row_tile_cycles, rel=0.03
+    )
 
 
 def test_which_kernels_say_their_pace() -> None:
@@ -169,9 +171,9 @@ def test_small_tiles_must_promise_a_tenth() -> None:
     wide, call = WIDE, (8, 8, 1024, 1024, SMS)
 
     def taken(kv_tile: int) -> bool:
-        return Beside(LOW._replace(kv_tile=kv_tile)).sibling((wide,), 0, call[0], 1, *call[2:]) is not None
+        return Beside(LOW._replace(kv_tile_cycles=kv_tile)).sibling((wide,), 0, call[0], 1, *call[2:]) is not None
 
-    assert taken(LOW.kv_tile) and not taken(round(wide.kv_tile * 0.95)) and not taken(wide.kv_tile)
+    assert taken(LOW.kv_tile_cycles) and not taken(round(wide.kv_tile_cycles * 0.95)) and not taken(wide.kv_tile_cycles)
     assert Beside().sibling((wide,), 0, 8, 1, 1024, 1024, SMS) is None
     assert Beside(LOW).sibling((), 0, 8, 1, 1024, 1024, SMS) is None
 
@@ -224,7 +226,7 @@ def test_where_the_plans_of_the_file_serve_all(name: str, changes: dict[str, Any
 def test_the_kernel_beside_a_file_is_the_one_it_names(name: str, changes: dict[str, Any]) -> None:
     found = planned(name, **changes)
     assert found.small is not None
-    pace = Pace(*emit(found).meta["small"])
+    pace = Pace(**emit(found).meta["small"])
     sibling = plan(Sibling(pace.pack, (pace.tile_m, pace.tile_n)).of(found.spec))
     assert sibling.plans == (found.small,) and sibling.small is None and pace.pack == changes.get("pack_gqa", 1)
 
