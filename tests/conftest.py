@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core for each worker: threads of theirs would only wait for each other
@@ -19,6 +20,13 @@ settings.load_profile("attngen")
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "compile kernels with places in the source, which the PTX checker's reports then name"
     parser.addoption("--source-lines", action="store_true", help=text)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: looking through it for garbage again and again takes a fifth of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_configure(config: pytest.Config) -> None:

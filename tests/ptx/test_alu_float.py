@@ -134,6 +134,19 @@ def test_fma_ties() -> None:
     assert apply("fma.rn.f32", "b32", ("b32", [x]), ("b32", [x]), ("b32", [f32(1.0)])) == [0x3F800000]
 
 
+def test_fma_ties_of_subnormal_numbers() -> None:
+    """Products just above half of the smallest number, beside numbers so large that fp64 drops the difference."""
+    pairs = [(a, -(-(1 << 47) // a)) for a in range(1 << 23, 1 << 24, 5003)]
+    pairs = [(a, b) for a, b in pairs if 0 < a * b - (1 << 47) < 1 << 17][:8]
+    assert len(pairs) == 8
+    cases = [
+        (f32(a * 2.0**-98), f32(sign * b * 2.0**-99), f32(z))
+        for a, b in pairs for sign in (1, -1) for z in (2.0**-127, 3 * 2.0**-128)
+    ]  # fmt: skip
+    got = apply("fma.rn.f32", "b32", *(("b32", list(c)) for c in zip(*cases, strict=True)))
+    assert got == [reference(SINGLE, "fma", "rn", list(c)) for c in cases]
+
+
 @pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
 @pytest.mark.parametrize(("t", "fmt", "edges"), [("f32", SINGLE, EDGES32), ("f64", DOUBLE, EDGES64)])
 def test_division_and_roots(t: str, fmt: Binary, edges: list[int], mode: str) -> None:

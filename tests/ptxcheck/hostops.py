@@ -44,11 +44,10 @@ _COMPARE["ge"] = operator.ge
 
 def unquote(text: str) -> bytes:
     """The bytes of a string attribute: `\\0A` is a byte in hex."""
-    return re.sub(
-        rb"\\([0-9A-Fa-f]{2}|[nt\\\"])",
-        lambda m: bytes([int(m[1], 16)]) if len(m[1]) == 2 else {b"n": b"\n", b"t": b"\t"}.get(m[1], m[1]),
-        text.encode("latin-1", "replace"),
-    )
+    raw = text.encode("latin-1", "replace")
+    for written, byte in ((b"\\\\", b"\\5C"), (b'\\"', b"\\22"), (b"\\n", b"\\0A"), (b"\\t", b"\\09")):
+        raw = raw.replace(written, byte)
+    return raw.replace(b"\\", b"\\x").decode("unicode_escape").encode("latin-1")
 
 
 def symbol(m: re.Match[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ptxcheck.table import SHARED_BASE
@@ -15,6 +16,7 @@ _PLAIN = ("ld", "st", "atom", "red")
 _SPACES = ("global", "shared", "param", "const", "local")
 
 
+@lru_cache(maxsize=16)
 def granule_shift(program: Program, space: str) -> int:
     """log2 of the narrowest access that the kernel makes to a state space (or a generic one), four bytes at most."""
     shift = 2

@@ -90,9 +90,9 @@ class Shared:
     def check(self, actor: Actor, at: Ints, nbytes: int) -> bool:
         """Bounds and alignment; False where the access cannot be made."""
         unit = min(nbytes, 16)
-        low, high = int(at.min()), int(at.max())
-        if low < 0 or high + nbytes > self.size:
-            bad = low if low < 0 else high
+        bits, high = int(np.bitwise_or.reduce(at, axis=None)), int(np.maximum.reduce(at, axis=None))
+        if bits < 0 or high + nbytes > self.size:  # a negative one makes the union of bits negative
+            bad = int(at.min()) if bits < 0 else high
             self.cta.machine.note(
                 "out-of-bounds",
                 f"{nbytes} bytes at {bad:#x} of shared memory of cta {self.cta.ctaid}, which has {self.size:#x}",
@@ -100,7 +100,7 @@ class Shared:
                 key=(actor.key,),
             )
             return False
-        if unit > 1 and (at & (unit - 1)).any():
+        if bits & (unit - 1):
             bad = int(at[(at & (unit - 1)) != 0][0])
             self.cta.machine.note(
                 "misaligned", f"shared address {bad:#x} is no multiple of {unit}", actor.where, key=(actor.key,)

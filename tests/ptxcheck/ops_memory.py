@@ -169,17 +169,17 @@ def _shape(b: Build, i: Inst) -> tuple[int, bool]:
     return n, i.has("trans")
 
 
-def fragment(rows: Array, trans: bool) -> Array:
-    """uint16[8, 8] rows of one matrix as what each lane holds: uint32[32] (PTX ISA, "ldmatrix")."""
+def fragments(rows: Array, trans: bool) -> Array:
+    """uint16[n, 8, 8] rows of matrices as what each lane holds of each: uint32[n, 32] (PTX ISA, "ldmatrix")."""
     if trans:
-        rows = rows.T
-    return np.ascontiguousarray(rows).reshape(32, 2).view(np.uint32)[:, 0]
+        rows = rows.swapaxes(1, 2)
+    return np.ascontiguousarray(rows).reshape(-1, 64).view(np.uint32)
 
 
 def rows_of(held: Array, trans: bool) -> Array:
-    """The reverse of `fragment`."""
-    rows = np.ascontiguousarray(held).view(np.uint16).reshape(8, 8)
-    return rows.T if trans else rows
+    """The reverse of `fragments`."""
+    rows = held.view(np.uint16).reshape(-1, 8, 8)
+    return rows.swapaxes(1, 2) if trans else rows
 
 
 @op("ldmatrix")
@@ -199,8 +199,8 @@ def ldmatrix(b: Build, i: Inst) -> Step:
         if w.machine.counters is not None:
             count(w, i, space, at, 16)
         rows = data.view(np.uint16).reshape(n, 8, 8)
-        for k, write in enumerate(writes):
-            write(w, m, fragment(rows[k], trans))
+        for write, held in zip(writes, fragments(rows, trans), strict=True):
+            write(w, m, held)
         return None
 
     return run
@@ -219,10 +219,8 @@ def stmatrix(b: Build, i: Inst) -> Step:
             return CONVERGE
         w.clock.site = i
         at = addr(w)[: 8 * n]
-        rows = np.empty((8 * n, 8), np.uint16)
-        for k, read in enumerate(reads):
-            rows[8 * k : 8 * k + 8] = rows_of(read(w), trans)
-        spaces.store(w, space, LANES[: 8 * n], at, rows.view(np.uint8))
+        rows = np.ascontiguousarray(rows_of(np.array([read(w) for read in reads]), trans))
+        spaces.store(w, space, LANES[: 8 * n], at, rows.view(np.uint8).reshape(8 * n, 16))
         if w.machine.counters is not None:
             count(w, i, space, at, 16)
         return None

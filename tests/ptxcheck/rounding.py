@@ -19,6 +19,9 @@ F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 U32 = np.uint32
 NAN32 = np.uint32(0x7FFFFFFF).view(np.float32)
 TINY32 = np.float32(2.0**-126)
+#: Of an fp64 significand the bits that fp32 has no room for, and what they are half way between two of its numbers.
+U64 = np.uint64
+_BELOW32, _HALF32 = U64((1 << 29) - 1), U64(1 << 28)
 
 
 def any_byte(x: Array) -> bool:
@@ -43,13 +46,21 @@ def sum_to_odd(x: Array, y: Array) -> Array:
 
 def fma32(x: Array, y: Array, z: Array) -> Array:
     """fp32 x * y + z, rounded once to nearest. The product is exact in fp64. Its sum with z, rounded to fp64, rounds
-    wrongly to fp32 only if it looks like a midpoint, with its low 24 bits zero: only such values get the exact sum."""
+    wrongly to fp32 only if it looks like a midpoint of fp32 numbers: only then is the exact sum taken."""
     p = x.astype(F64) * y.astype(F64)
     z = z.astype(F64)
     s = p + z
-    if b"\0\0\0" in s.tobytes():
+    if b"\0\0\0" in s.tobytes() and may_be_midpoint(s):
         s = sum_to_odd(p, z)
     return s.astype(F32)
+
+
+def may_be_midpoint(s: Array) -> bool:
+    """Whether one of the fp64 values lies half way between neighbouring fp32 numbers, or, near zero, might."""
+    if any_byte(s.view(U64) & _BELOW32 == _HALF32):
+        return True
+    small = np.abs(s) < TINY32  # subnormal in fp32: the midpoints are those of a fixed grid
+    return any_byte(small) and any_byte(small & (s != 0))
 
 
 def to_f32(s: Array, mode: str) -> Array:

@@ -325,10 +325,10 @@ def at_exit(cta: Cta) -> None:
     shadow = cta.shared.shadow
     assert shadow.read_by is not None
     for k in _used(shadow.written, len(h.events)):
-        _unseen(cta, seen, int(k), shadow.written == k, "written")
+        _unseen(cta, seen, int(k), shadow.written, int(k), "written")
     for k in _used(shadow.read_by, len(h.readers)):
         for event in h.readers[k].values():
-            _unseen(cta, seen, event, shadow.read_by == k, "read")
+            _unseen(cta, seen, event, shadow.read_by, int(k), "read")
     for check in m.exit_checks:
         check(cta)
 
@@ -340,12 +340,12 @@ def _used(numbers: Any, count: int) -> Any:
     return np.flatnonzero(mark)
 
 
-def _unseen(cta: Cta, seen: Any, event: int, where: Any, how: str) -> None:
-    """Faults for an access to the CTA's shared memory that may come after its exit."""
+def _unseen(cta: Cta, seen: Any, event: int, numbers: Any, number: int, how: str) -> None:
+    """Faults for an access to the CTA's shared memory that may come after its exit, where `numbers` say `number`."""
     m, e = cta.machine, cta.machine.history.events[event]
     if seen[e.chain] >= e.epoch or e.site is None:
         return
-    name = cta.shared.name(int(where.argmax()))
+    name = cta.shared.name(int((numbers == number).argmax()))
     key = (str(e.site.index),)
     if e.mode & FLYING:
         kind = "async-in-flight" if how == "read" else "unwaited-data"

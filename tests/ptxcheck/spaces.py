@@ -41,10 +41,15 @@ def _parts(w: Warp, at: Ints) -> list[tuple[Cta, Array]]:
     return [(owner(w, int(r) << RANK_SHIFT), at == r) for r in np.unique(at)]
 
 
+def _all_offsets(own: Ints) -> bool:
+    """Whether none is negative or past the window: then neither are all their bits together."""
+    return 0 <= int(np.bitwise_or.reduce(own)) <= OFFSET_MASK
+
+
 def load_shared(w: Warp, at: Ints, nbytes: int, mode: int) -> Bytes:
     """`uint8[n, nbytes]` at shared addresses of active lanes."""
     own = at - (w.cta.rank << RANK_SHIFT)
-    if own.min() >= 0 and own.max() <= OFFSET_MASK:
+    if _all_offsets(own):
         return w.cta.shared.load(w.clock, own, nbytes, mode)
     at = shared_addresses(at)
     out = np.zeros((at.size, nbytes), np.uint8)
@@ -56,7 +61,7 @@ def load_shared(w: Warp, at: Ints, nbytes: int, mode: int) -> Bytes:
 def store_shared(w: Warp, at: Ints, data: Bytes, mode: int) -> None:
     """Write at shared addresses of active lanes."""
     own = at - (w.cta.rank << RANK_SHIFT)
-    if own.min() >= 0 and own.max() <= OFFSET_MASK:
+    if _all_offsets(own):
         w.cta.shared.store(w.clock, own, data, mode)
         return
     at = shared_addresses(at)
@@ -77,6 +82,11 @@ def store_global(w: Warp, at: Ints, data: Bytes, mode: int) -> None:
 def load_param(w: Warp, at: Ints, nbytes: int, mode: int) -> Bytes:
     """Parameters, by their offset."""
     raw = np.frombuffer(w.machine.params, np.uint8)
+    first, held = int(at[0]), at.tobytes()
+    if held == held[:8] * at.size and 0 <= first <= raw.size - nbytes:  # as nearly always, the same one for all lanes
+        out = np.empty((at.size, nbytes), np.uint8)
+        out[:] = raw[first : first + nbytes]
+        return out
     if at.min() < 0 or at.max() + nbytes > raw.size:
         w.fault("out-of-bounds", f"{nbytes} bytes at {int(at.max()):#x} of {raw.size} bytes of parameters")
     return np.asarray(raw[at[:, None] + np.arange(nbytes)])

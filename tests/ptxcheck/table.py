@@ -271,7 +271,13 @@ class Build:
         if isinstance(operand.base, Reg):
             type_ = "s64" if self.bits(operand.base) == 64 else "u32"
             read = self.read(operand.base, type_)
-            return lambda w: read(w).astype(np.int64) + offset
+
+            def moved(w: Warp) -> Array:
+                at = read(w).astype(np.int64)
+                at += offset
+                return at
+
+            return moved if offset else lambda w: read(w).astype(np.int64)
         if isinstance(operand.base, Imm):
             fixed = np.full(32, int(operand.base.text, 0) + offset, np.int64)
             return lambda w: fixed
