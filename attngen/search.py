@@ -112,12 +112,15 @@ def choice_of(p: KernelPlan) -> Choice:
         order=p.schedule.order,
         pingpong=p.schedule.pingpong,
         o_in_q=p.memory.o_in_q,
+        pairs=p.launch.pairs_ctas,
     )
 
 
 def plan_choice(spec: AttentionSpec, form: MaskForm, choice: Choice) -> KernelPlan | Reject:
     """The plan of that name, or why a pass turns it down."""
-    hints = ScheduleHints(stages=choice.stages, order=choice.order, pingpong=choice.pingpong)
+    hints = ScheduleHints(
+        stages=choice.stages, order=choice.order, pingpong=choice.pingpong, cluster=(2, 1) if choice.pairs else None
+    )
     outcome: KernelPlan | Reject = Reject("compute", "no such tile", 1.0)
     for hoisting in (True, False):
         candidate = Candidate(warpgroups=choice.tile_m // 64, tile_n=choice.tile_n, hoisting=hoisting)

@@ -48,7 +48,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "causal_fwd_sm_90_01a35468",
+    "kernel_id": "causal_fwd_sm_90_7b7f7e5c",
     "name": "causal",
     "direction": "forward",
     "target": "sm_90a",
@@ -70,10 +70,34 @@ ATTN_META = {
     ],
     "limits": [2048],
     "paces": [
-        {"tile_m": 128, "tile_n": 128, "kv_tile_cycles": 2708, "row_tile_cycles": 3500, "grows": True, "pack": 1},
-        {"tile_m": 192, "tile_n": 80, "kv_tile_cycles": 2074, "row_tile_cycles": 5250, "grows": True, "pack": 1},
+        {
+            "tile_m": 128,
+            "tile_n": 128,
+            "kv_tile_cycles": 2708,
+            "row_tile_cycles": 3500,
+            "grows": True,
+            "pack": 1,
+            "ctas": 1,
+        },
+        {
+            "tile_m": 192,
+            "tile_n": 80,
+            "kv_tile_cycles": 2074,
+            "row_tile_cycles": 5250,
+            "grows": True,
+            "pack": 1,
+            "ctas": 1,
+        },
     ],
-    "small": {"tile_m": 64, "tile_n": 128, "kv_tile_cycles": 1991, "row_tile_cycles": 1750, "grows": True, "pack": 1},
+    "small": {
+        "tile_m": 64,
+        "tile_n": 128,
+        "kv_tile_cycles": 1991,
+        "row_tile_cycles": 1750,
+        "grows": True,
+        "pack": 1,
+        "ctas": 1,
+    },
 }
 
 ELEMENT = cutlass.BFloat16

@@ -50,7 +50,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "gemma2_local_fwd_sm_90_f4e3ba53",
+    "kernel_id": "gemma2_local_fwd_sm_90_ea12485d",
     "name": "gemma2_local",
     "direction": "forward",
     "target": "sm_90a",
@@ -74,9 +74,25 @@ ATTN_META = {
     ],
     "limits": [],
     "paces": [
-        {"tile_m": 128, "tile_n": 64, "kv_tile_cycles": 2708, "row_tile_cycles": 5250, "grows": False, "pack": 1},
+        {
+            "tile_m": 128,
+            "tile_n": 64,
+            "kv_tile_cycles": 2708,
+            "row_tile_cycles": 5250,
+            "grows": False,
+            "pack": 1,
+            "ctas": 1,
+        },
     ],
-    "small": {"tile_m": 64, "tile_n": 96, "kv_tile_cycles": 2861, "row_tile_cycles": 2625, "grows": False, "pack": 1},
+    "small": {
+        "tile_m": 64,
+        "tile_n": 96,
+        "kv_tile_cycles": 2861,
+        "row_tile_cycles": 2625,
+        "grows": False,
+        "pack": 1,
+        "ctas": 1,
+    },
 }
 
 ELEMENT = cutlass.BFloat16

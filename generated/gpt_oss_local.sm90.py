@@ -51,7 +51,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "gpt_oss_local_fwd_sm_90_cd81a081",
+    "kernel_id": "gpt_oss_local_fwd_sm_90_4a790526",
     "name": "gpt_oss_local",
     "direction": "forward",
     "target": "sm_90a",
@@ -77,10 +77,34 @@ ATTN_META = {
     ],
     "limits": [2048],
     "paces": [
-        {"tile_m": 256, "tile_n": 64, "kv_tile_cycles": 1892, "row_tile_cycles": 5250, "grows": False, "pack": 1},
-        {"tile_m": 192, "tile_n": 128, "kv_tile_cycles": 2712, "row_tile_cycles": 3938, "grows": False, "pack": 1},
+        {
+            "tile_m": 256,
+            "tile_n": 64,
+            "kv_tile_cycles": 1892,
+            "row_tile_cycles": 5250,
+            "grows": False,
+            "pack": 1,
+            "ctas": 1,
+        },
+        {
+            "tile_m": 192,
+            "tile_n": 128,
+            "kv_tile_cycles": 2712,
+            "row_tile_cycles": 3938,
+            "grows": False,
+            "pack": 1,
+            "ctas": 1,
+        },
     ],
-    "small": {"tile_m": 64, "tile_n": 128, "kv_tile_cycles": 1719, "row_tile_cycles": 1312, "grows": False, "pack": 1},
+    "small": {
+        "tile_m": 64,
+        "tile_n": 128,
+        "kv_tile_cycles": 1719,
+        "row_tile_cycles": 1312,
+        "grows": False,
+        "pack": 1,
+        "ctas": 1,
+    },
 }
 
 ELEMENT = cutlass.BFloat16

@@ -49,7 +49,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "longformer_fwd_sm_90_b37f0249",
+    "kernel_id": "longformer_fwd_sm_90_4dd2dc34",
     "name": "longformer",
     "direction": "forward",
     "target": "sm_90a",
@@ -74,9 +74,25 @@ ATTN_META = {
     ],
     "limits": [],
     "paces": [
-        {"tile_m": 128, "tile_n": 128, "kv_tile_cycles": 2324, "row_tile_cycles": 2625, "grows": True, "pack": 1},
+        {
+            "tile_m": 128,
+            "tile_n": 128,
+            "kv_tile_cycles": 2324,
+            "row_tile_cycles": 2625,
+            "grows": True,
+            "pack": 1,
+            "ctas": 1,
+        },
     ],
-    "small": {"tile_m": 64, "tile_n": 128, "kv_tile_cycles": 1719, "row_tile_cycles": 1312, "grows": True, "pack": 1},
+    "small": {
+        "tile_m": 64,
+        "tile_n": 128,
+        "kv_tile_cycles": 1719,
+        "row_tile_cycles": 1312,
+        "grows": True,
+        "pack": 1,
+        "ctas": 1,
+    },
 }
 
 ELEMENT = cutlass.BFloat16

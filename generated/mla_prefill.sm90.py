@@ -51,7 +51,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "mla_prefill_fwd_sm_90_4b6b31e8",
+    "kernel_id": "mla_prefill_fwd_sm_90_9fe79d79",
     "name": "mla_prefill",
     "direction": "forward",
     "target": "sm_90a",
@@ -76,11 +76,43 @@ ATTN_META = {
     ],
     "limits": [2048, 8192],
     "paces": [
-        {"tile_m": 128, "tile_n": 96, "kv_tile_cycles": 2554, "row_tile_cycles": 3500, "grows": True, "pack": 1},
-        {"tile_m": 192, "tile_n": 64, "kv_tile_cycles": 2074, "row_tile_cycles": 5250, "grows": True, "pack": 1},
-        {"tile_m": 192, "tile_n": 80, "kv_tile_cycles": 2530, "row_tile_cycles": 5250, "grows": True, "pack": 1},
+        {
+            "tile_m": 128,
+            "tile_n": 96,
+            "kv_tile_cycles": 2554,
+            "row_tile_cycles": 3500,
+            "grows": True,
+            "pack": 1,
+            "ctas": 1,
+        },
+        {
+            "tile_m": 192,
+            "tile_n": 64,
+            "kv_tile_cycles": 2074,
+            "row_tile_cycles": 5250,
+            "grows": True,
+            "pack": 1,
+            "ctas": 1,
+        },
+        {
+            "tile_m": 192,
+            "tile_n": 80,
+            "kv_tile_cycles": 2530,
+            "row_tile_cycles": 5250,
+            "grows": True,
+            "pack": 1,
+            "ctas": 1,
+        },
     ],
-    "small": {"tile_m": 64, "tile_n": 128, "kv_tile_cycles": 2426, "row_tile_cycles": 1750, "grows": True, "pack": 1},
+    "small": {
+        "tile_m": 64,
+        "tile_n": 128,
+        "kv_tile_cycles": 2426,
+        "row_tile_cycles": 1750,
+        "grows": True,
+        "pack": 1,
+        "ctas": 1,
+    },
 }
 
 ELEMENT = cutlass.BFloat16

@@ -49,7 +49,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "packing_fwd_sm_90_25a710ea",
+    "kernel_id": "packing_fwd_sm_90_3fc74685",
     "name": "packing",
     "direction": "forward",
     "target": "sm_90a",
@@ -73,10 +73,34 @@ ATTN_META = {
     ],
     "limits": [1024],
     "paces": [
-        {"tile_m": 128, "tile_n": 128, "kv_tile_cycles": 2708, "row_tile_cycles": 3500, "grows": False, "pack": 1},
-        {"tile_m": 192, "tile_n": 80, "kv_tile_cycles": 2074, "row_tile_cycles": 5250, "grows": False, "pack": 1},
+        {
+            "tile_m": 128,
+            "tile_n": 128,
+            "kv_tile_cycles": 2708,
+            "row_tile_cycles": 3500,
+            "grows": False,
+            "pack": 1,
+            "ctas": 1,
+        },
+        {
+            "tile_m": 192,
+            "tile_n": 80,
+            "kv_tile_cycles": 2074,
+            "row_tile_cycles": 5250,
+            "grows": False,
+            "pack": 1,
+            "ctas": 1,
+        },
     ],
-    "small": {"tile_m": 64, "tile_n": 128, "kv_tile_cycles": 1991, "row_tile_cycles": 1750, "grows": False, "pack": 1},
+    "small": {
+        "tile_m": 64,
+        "tile_n": 128,
+        "kv_tile_cycles": 1991,
+        "row_tile_cycles": 1750,
+        "grows": False,
+        "pack": 1,
+        "ctas": 1,
+    },
 }
 
 ELEMENT = cutlass.BFloat16

@@ -51,7 +51,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "packing_ids_fwd_sm_90_94b8147f",
+    "kernel_id": "packing_ids_fwd_sm_90_ccc73bcc",
     "name": "packing_ids",
     "direction": "forward",
     "target": "sm_90a",
@@ -78,10 +78,34 @@ ATTN_META = {
     ],
     "limits": [1024],
     "paces": [
-        {"tile_m": 128, "tile_n": 128, "kv_tile_cycles": 2708, "row_tile_cycles": 3500, "grows": False, "pack": 1},
-        {"tile_m": 192, "tile_n": 80, "kv_tile_cycles": 2074, "row_tile_cycles": 5250, "grows": False, "pack": 1},
+        {
+            "tile_m": 128,
+            "tile_n": 128,
+            "kv_tile_cycles": 2708,
+            "row_tile_cycles": 3500,
+            "grows": False,
+            "pack": 1,
+            "ctas": 1,
+        },
+        {
+            "tile_m": 192,
+            "tile_n": 80,
+            "kv_tile_cycles": 2074,
+            "row_tile_cycles": 5250,
+            "grows": False,
+            "pack": 1,
+            "ctas": 1,
+        },
     ],
-    "small": {"tile_m": 64, "tile_n": 128, "kv_tile_cycles": 1991, "row_tile_cycles": 1750, "grows": False, "pack": 1},
+    "small": {
+        "tile_m": 64,
+        "tile_n": 128,
+        "kv_tile_cycles": 1991,
+        "row_tile_cycles": 1750,
+        "grows": False,
+        "pack": 1,
+        "ctas": 1,
+    },
 }
 
 ELEMENT = cutlass.BFloat16

@@ -47,7 +47,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "prefix_lm_fwd_sm_90_7e6fda47",
+    "kernel_id": "prefix_lm_fwd_sm_90_9bde7029",
     "name": "prefix_lm",
     "direction": "forward",
     "target": "sm_90a",
@@ -70,9 +70,25 @@ ATTN_META = {
     ],
     "limits": [],
     "paces": [
-        {"tile_m": 128, "tile_n": 64, "kv_tile_cycles": 2708, "row_tile_cycles": 5250, "grows": True, "pack": 1},
+        {
+            "tile_m": 128,
+            "tile_n": 64,
+            "kv_tile_cycles": 2708,
+            "row_tile_cycles": 5250,
+            "grows": True,
+            "pack": 1,
+            "ctas": 1,
+        },
     ],
-    "small": {"tile_m": 64, "tile_n": 96, "kv_tile_cycles": 2861, "row_tile_cycles": 2625, "grows": True, "pack": 1},
+    "small": {
+        "tile_m": 64,
+        "tile_n": 96,
+        "kv_tile_cycles": 2861,
+        "row_tile_cycles": 2625,
+        "grows": True,
+        "pack": 1,
+        "ctas": 1,
+    },
 }
 
 ELEMENT = cutlass.BFloat16

@@ -50,7 +50,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "t5_encoder_fwd_sm_90_68fec9b9",
+    "kernel_id": "t5_encoder_fwd_sm_90_19245b91",
     "name": "t5_encoder",
     "direction": "forward",
     "target": "sm_90a",
@@ -73,9 +73,25 @@ ATTN_META = {
     ],
     "limits": [],
     "paces": [
-        {"tile_m": 192, "tile_n": 96, "kv_tile_cycles": 2507, "row_tile_cycles": 3938, "grows": False, "pack": 1},
+        {
+            "tile_m": 192,
+            "tile_n": 96,
+            "kv_tile_cycles": 2507,
+            "row_tile_cycles": 3938,
+            "grows": False,
+            "pack": 1,
+            "ctas": 1,
+        },
     ],
-    "small": {"tile_m": 64, "tile_n": 128, "kv_tile_cycles": 2045, "row_tile_cycles": 1312, "grows": False, "pack": 1},
+    "small": {
+        "tile_m": 64,
+        "tile_n": 128,
+        "kv_tile_cycles": 2045,
+        "row_tile_cycles": 1312,
+        "grows": False,
+        "pack": 1,
+        "ctas": 1,
+    },
 }
 
 ELEMENT = cutlass.BFloat16

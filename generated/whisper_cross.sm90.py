@@ -48,7 +48,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "whisper_cross_fwd_sm_90_fe47ec8f",
+    "kernel_id": "whisper_cross_fwd_sm_90_928e8827",
     "name": "whisper_cross",
     "direction": "forward",
     "target": "sm_90a",
@@ -70,10 +70,34 @@ ATTN_META = {
     ],
     "limits": [2048],
     "paces": [
-        {"tile_m": 256, "tile_n": 64, "kv_tile_cycles": 1892, "row_tile_cycles": 5250, "grows": False, "pack": 1},
-        {"tile_m": 192, "tile_n": 128, "kv_tile_cycles": 2712, "row_tile_cycles": 3938, "grows": False, "pack": 1},
+        {
+            "tile_m": 256,
+            "tile_n": 64,
+            "kv_tile_cycles": 1892,
+            "row_tile_cycles": 5250,
+            "grows": False,
+            "pack": 1,
+            "ctas": 1,
+        },
+        {
+            "tile_m": 192,
+            "tile_n": 128,
+            "kv_tile_cycles": 2712,
+            "row_tile_cycles": 3938,
+            "grows": False,
+            "pack": 1,
+            "ctas": 1,
+        },
     ],
-    "small": {"tile_m": 64, "tile_n": 128, "kv_tile_cycles": 1719, "row_tile_cycles": 1312, "grows": False, "pack": 1},
+    "small": {
+        "tile_m": 64,
+        "tile_n": 128,
+        "kv_tile_cycles": 1719,
+        "row_tile_cycles": 1312,
+        "grows": False,
+        "pack": 1,
+        "ctas": 1,
+    },
 }
 
 ELEMENT = cutlass.Float16

@@ -22,6 +22,7 @@ from attngen.ir.spec import AttentionSpec
 from attngen.ir.tuned import Choice, Rate, Tuned
 from attngen.ir.types import Layout
 from attngen.passes.cost import launch_cycles
+from attngen.passes.launch import unpaired
 from attngen.passes.mask_form import mask_form
 from attngen.tuned import spec_class
 
@@ -86,7 +87,7 @@ def _cycles(seqlen: int, p: KernelPlan) -> float:
 
 def variations(spec: AttentionSpec, p: KernelPlan) -> list[KernelPlan]:
     """The same tile with the other order, with and without ping-pong, with O in the other place, with a stage more and
-    less, where that fits.
+    less, with CTAs in pairs and apart, where that fits.
     """
     form, own = mask_form(spec), search.choice_of(p)
     changes: tuple[dict[str, object], ...] = (
@@ -95,6 +96,7 @@ def variations(spec: AttentionSpec, p: KernelPlan) -> list[KernelPlan]:
         {"o_in_q": not own.o_in_q},
         {"stages": own.stages + 1},
         {"stages": own.stages - 1},
+        {"pairs": not own.pairs and not unpaired(spec)},
     )
     found = (search.plan_choice(spec, form, own.replace(**c)) for c in changes if c.get("stages") != 0)
     return [v for v in found if isinstance(v, KernelPlan)]

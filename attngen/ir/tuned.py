@@ -16,12 +16,15 @@ class Choice(Node):
     order: Literal["linear", "lpt"]
     pingpong: bool
     o_in_q: bool
+    #: Two CTAs are a cluster.
+    pairs: bool = False
 
     @property
     def text(self) -> str:
         """As a table shows it: `192x128, 2 stages, lpt, ping-pong`."""
         words = [f"{self.tile_m}x{self.tile_n}", f"{self.stages} stage{'s' * (self.stages != 1)}", self.order]
         words += ["ping-pong"] * self.pingpong + ["O in Q"] * self.o_in_q
+        words += ["CTAs in pairs"] * self.pairs
         return ", ".join(words)
 
 

@@ -36,7 +36,8 @@ SMALL_TILES_N = range(80, 129)
 
 class Pace(NamedTuple):
     """What a row tile of a plan takes: cycles of each KV tile, and beside them. `grows`: rows keep keys up to a
-    diagonal, else all alike. `pack`: query heads that share it, each with tile_m / pack rows.
+    diagonal, else all alike. `pack`: query heads that share it, each with tile_m / pack rows. `ctas`: those of a
+    cluster, which take so many side by side.
     """
 
     tile_m: int
@@ -45,10 +46,16 @@ class Pace(NamedTuple):
     row_tile_cycles: int
     grows: bool
     pack: int = 1
+    ctas: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Of the row tiles that are walked together."""
+        return self.tile_m * self.ctas
 
     def row_tiles(self, heads: int, seqlen_q: int) -> int:
-        """Row tiles of a call with `heads` query heads in all batch elements."""
-        return heads // self.pack * -(-seqlen_q * self.pack // self.tile_m)
+        """Row tiles (a cluster's are one) of a call with `heads` query heads in all batch elements."""
+        return heads // self.pack * -(-seqlen_q * self.pack // self.rows)
 
 
 class Sibling(NamedTuple):
@@ -67,9 +74,9 @@ class Sibling(NamedTuple):
 
 def _counts(spec: AttentionSpec, first: KernelPlan) -> bool:
     """Whether the host knows a call's row tiles and may choose: not of ragged batches, whose tiles it cannot count, nor
-    where a map's memory is laid out for a plan, nor of clusters that were asked for, which go by pairs.
+    where a map's memory is laid out for a plan, nor of clusters that the spec asks for.
     """
-    return first.mask.map is None and not spec.layout.is_ragged and not first.launch.pairs_ctas
+    return first.mask.map is None and not spec.layout.is_ragged and spec.schedule.cluster in (None, (1, 1))
 
 
 def paces(plans: PlanSet) -> tuple[Pace, ...]:
@@ -81,7 +88,7 @@ def pace_of(p: KernelPlan) -> Pace:
     """The pace of a plan, by the cost model."""
     c = p.compute
     cycles_of = round(kv_tile_cycles(p)), round(row_tile_cycles(p))
-    return Pace(c.tile_m, c.tile_n, *cycles_of, p.mask.grows, p.schedule.pack)
+    return Pace(c.tile_m, c.tile_n, *cycles_of, p.mask.grows, p.schedule.pack, p.launch.cluster[0])
 
 
 def small_plan(spec: AttentionSpec, served: Sequence[KernelPlan], chosen: Sequence[KernelPlan]) -> KernelPlan | None:
@@ -113,7 +120,7 @@ def _reads_pairs(spec: AttentionSpec, p: KernelPlan) -> bool:
 
 def are_few(pace: Pace, heads: int, seqlen_q: int, workers: int) -> bool:
     """Whether a call of this many query heads (of all batch elements) has few row tiles for `workers` CTAs."""
-    return pace.row_tiles(heads, seqlen_q) < ROUNDS * workers
+    return pace.row_tiles(heads, seqlen_q) < ROUNDS * workers // pace.ctas
 
 
 def cycles(pace: Pace, heads: int, seqlen_q: int, seqlen_kv: int, workers: int) -> float:
@@ -124,10 +131,10 @@ def cycles(pace: Pace, heads: int, seqlen_q: int, seqlen_kv: int, workers: int) 
     ticket of its second tile as it starts the first, so that the longest tile and the first of the second round are
     one CTA's.
     """
-    count = pace.row_tiles(heads, seqlen_q)
+    count, workers = pace.row_tiles(heads, seqlen_q), max(workers // pace.ctas, 1)
     longest = shortest = pace.row_tile_cycles + pace.kv_tile_cycles * -(-seqlen_kv // pace.tile_n)
     if pace.grows:
-        first = min(pace.tile_m // pace.pack, seqlen_q) + seqlen_kv - seqlen_q  # keys of the first row tile
+        first = min(pace.rows // pace.pack, seqlen_q) + seqlen_kv - seqlen_q  # keys of the first row tile
         shortest = pace.row_tile_cycles + pace.kv_tile_cycles * max(1, -(-first // pace.tile_n))
     less = (longest - shortest) / max(count - 1, 1) * workers  # of a round's first tile than of the round's before
     last = -(-count // workers) - 1
@@ -170,7 +177,7 @@ class Beside(NamedTuple):
         usual = cycles(own, *call)
         time = _with(small, usual, *call)
         if packs:
-            packed = min(cycles(p._replace(pack=group), *call) for p in paces)
+            packed = min(cycles(p._replace(pack=group, ctas=1), *call) for p in paces)
             if _with(self._small(group, *call[:2], workers), packed, *call) < (1 - PACKING_WORTH) * time:
                 return Sibling(group)  # which may have a sibling of small tiles
         return Sibling(own.pack, (small.tile_m, small.tile_n)) if small and time < usual else None

@@ -13,11 +13,14 @@ import torch
 from attngen import api, search, tuned
 from attngen.bench import tune
 from attngen.diag.diagnostic import AttnError
+from attngen.emit.module import emit
 from attngen.ir.plan import KernelPlan
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.tuned import Choice, Tuned
+from attngen.ir.types import Layout
 from attngen.jit import device
 from attngen.options import Options
+from attngen.passes import few
 from attngen.syntax import load_spec
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -68,6 +71,17 @@ def test_what_rules_decide_is_measured_too(causal: AttentionSpec) -> None:
     for wins in (lambda c: not c.pingpong, lambda c: c.order == "linear"):
         (choice,) = tuned_to(causal, lambda c, n, wins=wins: 400.0 + 100.0 * wins(c)).record.plans
         assert wins(choice), choice.text
+
+
+def test_clusters_are_measured_too(causal: AttentionSpec) -> None:
+    """And a kernel of them chooses by the number of row tiles, two a pair, as others do."""
+    record = tuned_to(causal, lambda c, n: 400.0 + 100.0 * c.pairs).record
+    assert all(c.pairs and "CTAs in pairs" in c.text for c in record.plans)
+    found = search.plan(causal, tuned=record)
+    assert {p.ctas for p in few.paces(found)} == {2} and found.small is not None
+    assert all(p["ctas"] == 2 for p in emit(found).meta["paces"])
+    ragged = causal.replace(layout=Layout.VARLEN)
+    assert not any(r.choice.pairs for r in tuned_to(ragged, lambda c, n: 400.0 + c.tile_n).record.rates)
 
 
 def test_a_difference_within_noise_is_no_second_plan(causal: AttentionSpec) -> None:

@@ -76,16 +76,17 @@ def test_a_gain_below_the_noise_moves_nothing() -> None:
 
 
 def queue(pace: Pace, heads: int, seqlen_q: int, seqlen_kv: int) -> float:
-    """When the last SM ends: row tiles longest first, each SM with a ticket for the next from when it starts one."""
+    """When the last SM (or pair) ends: row tiles longest first, each with a ticket for the next as it starts one."""
     work: list[float] = []
-    for lo in range(0, seqlen_q, pace.tile_m):
-        keys = min(lo + pace.tile_m, seqlen_q) + seqlen_kv - seqlen_q if pace.grows else seqlen_kv
+    sms = SMS // pace.ctas
+    for lo in range(0, seqlen_q, pace.rows):
+        keys = min(lo + pace.rows, seqlen_q) + seqlen_kv - seqlen_q if pace.grows else seqlen_kv
         work += [pace.row_tile_cycles + pace.kv_tile_cycles * -(-keys // pace.tile_n)] * heads
     work.sort(reverse=True)
-    first = min(SMS, len(work))
-    running = [(work[i], SMS + i) for i in range(first)]  # when a tile ends, and the ticket for the next
+    first = min(sms, len(work))
+    running = [(work[i], sms + i) for i in range(first)]  # when a tile ends, and the ticket for the next
     heapq.heapify(running)
-    tickets, end = count(SMS + first), 0.0
+    tickets, end = count(sms + first), 0.0
     while running:
         end, ticket = heapq.heappop(running)
         if ticket < len(work):
@@ -100,9 +101,16 @@ def queue(pace: Pace, heads: int, seqlen_q: int, seqlen_kv: int) -> float:
 )
 def test_estimates_are_those_of_a_queue(grows: bool, heads: int, seqlen_q: int, seqlen_kv: int) -> None:
     """Against the SMs served one row tile after the other, and a launch's own share."""
-    for pace in (WIDE._replace(grows=grows), TALL._replace(grows=grows), LOW._replace(grows=grows)):
+    for pace in (p._replace(grows=grows) for p in (WIDE, TALL, LOW)):
         found = cycles(pace, heads, seqlen_q, seqlen_kv, SMS) - LAUNCH_CYCLES
         assert found == pytest.approx(queue(pace, heads, seqlen_q, seqlen_kv), rel=0.05 if grows else 1e-9)
+
+
+def test_a_cluster_is_one_server() -> None:
+    pairs = WIDE._replace(ctas=2)
+    for call in ((8, 4096, 4096), (40, 1000, 1000), (1, 1, 5000)):
+        assert cycles(pairs, *call, SMS) - LAUNCH_CYCLES == pytest.approx(queue(pairs, *call), rel=1e-9)
+    assert pairs.row_tiles(8, 4096) * 2 == WIDE.row_tiles(8, 4096) and pairs.row_tiles(8, 100) == 8
 
 
 def test_the_longest_tile_holds_the_first_ticket() -> None:
@@ -120,7 +128,7 @@ def test_which_kernels_say_their_pace() -> None:
     assert [(p.tile_m, p.tile_n) for p in found] == [(128, 128), (192, 80)] and all(p.grows for p in found)
     assert not any(p.grows for p in paces(planned("full")))
     assert len(paces(planned("causal", tile="128x128"))) == 1
-    assert paces(planned("causal", layout="varlen")) == ()
+    assert paces(planned("causal", layout="varlen")) == () == paces(planned("causal", cluster="2x1"))
 
 
 def launcher_of(name: str, **changes: Any) -> Any:
