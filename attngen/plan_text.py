@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def describe(plans: PlanSet, *, everything: bool = False) -> str:
     """The whole report of the forward, without rooflines."""
-    blocks = [_formula(plans.spec, plans.target), _mask(plans.plans[0].mask.form), _choice(plans)]
+    blocks = [_formula(plans.spec, plans.target), _mask(plans.plans[0].mask.form, plans.spec), _choice(plans)]
     blocks += [_plan(p) for p in plans.with_small]
     blocks.append(rejected_lines(plans, everything))
     return "\n\n".join("\n".join(b) for b in (list(block) for block in blocks) if b)
@@ -80,12 +80,13 @@ def _formula(spec: AttentionSpec, target: str) -> Iterator[str]:
         yield f"  tensor    {t.name}: {t.dtype}[{', '.join(map(str, t.dims))}]" + (" sorted" if t.sorted else "")
 
 
-def _mask(form: MaskForm) -> Iterator[str]:
+def _mask(form: MaskForm, spec: AttentionSpec) -> Iterator[str]:
+    inside = "inside the listed blocks" if form.mask != spec.mask else ""  # the map has what `blocks` says
     if form.is_full:
-        yield "mask form: full; no tile is masked except past the end of the keys"
+        yield f"mask form: full{inside and f' {inside}'}; no tile is masked except past the end of the keys"
         return
     clauses = "1 interval" if len(form.clauses) == 1 else f"the union of {len(form.clauses)} intervals"
-    yield f"mask form: {clauses} of keys for each row" + (", exact" if form.is_exact else "")
+    yield f"mask form: {clauses} of keys for each row" + (f", exact {inside}".rstrip() if form.is_exact else "")
     for i, c in enumerate(form.clauses, 1):
         mark = f"{i}. " if len(form.clauses) > 1 else ""
         rows = f"rows with {_text(c.rows, '')}: " if c.rows is not None else ""

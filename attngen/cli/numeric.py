@@ -22,7 +22,9 @@ _LSE_FP32, _LSE_KERNEL = 1e-5, 2e-3
 
 @dataclass(frozen=True)
 class Outcome:
-    """Largest absolute errors of one execution in one case; `skipped` says why it did not run."""
+    """Largest absolute errors of one execution in one case; `skipped` says why it did not run, `empty` that no row
+    keeps a key there: what was compared is zeros.
+    """
 
     what: str
     case: str
@@ -31,6 +33,7 @@ class Outcome:
     lse_error: float = 0.0
     failed: bool = False
     skipped: str | None = None
+    empty: bool = False
 
 
 def cases(spec: AttentionSpec) -> list[tuple[int, int]]:
@@ -83,6 +86,11 @@ def verify_spec(
     return [*outcomes, _kernel(spec, target, case, (q, k, v), arguments, more)]
 
 
+def keeps_nothing(o: Any) -> bool:
+    """Whether O, by the dense meaning of values that are drawn, has rows and is 0 in all of them."""
+    return bool(o.numel()) and not bool(o.any())
+
+
 def _differences(o: Any, lse: Any, exact: Any) -> tuple[float, float]:
     import torch
 
@@ -94,7 +102,8 @@ def _differences(o: Any, lse: Any, exact: Any) -> tuple[float, float]:
 
 def _outcome(what: str, case: str, o: Any, lse: Any, exact: Any, lse_allowed: float = _EXACT) -> Outcome:
     o_error, lse_error = _differences(o, lse, exact)
-    return Outcome(what, case, o_error, _EXACT, lse_error, not (o_error <= _EXACT and lse_error <= lse_allowed))
+    failed = not (o_error <= _EXACT and lse_error <= lse_allowed)
+    return Outcome(what, case, o_error, _EXACT, lse_error, failed, empty=keeps_nothing(exact.o))
 
 
 def _double(x: Any) -> Any:
@@ -255,4 +264,4 @@ def _kernel(
     known |= {"segments": segments} if segments else {}
     found = error_ratio(o, spec, q, k, v, lse=lse, **known)
     failed = not (found.ratio <= 1 and found.lse_error <= _LSE_KERNEL)
-    return Outcome("kernel", case, found.error, found.allowed, found.lse_error, failed)
+    return Outcome("kernel", case, found.error, found.allowed, found.lse_error, failed, empty=keeps_nothing(o))

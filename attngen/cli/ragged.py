@@ -167,9 +167,10 @@ def _compared(
 ) -> Outcome:
     import torch
 
-    from attngen.cli.numeric import Outcome
+    from attngen.cli.numeric import Outcome, keeps_nothing
 
     error = float((o.double() - exact[0]).abs().max()) if o.numel() else 0.0
     gap = torch.where(lse == exact[1], torch.zeros_like(exact[1]), lse.double() - exact[1]).abs()
     lse_error = float(gap.max()) if gap.numel() else 0.0
-    return Outcome(what, case, error, allowed, lse_error, not (error <= allowed and lse_error <= lse_allowed))
+    failed = not (error <= allowed and lse_error <= lse_allowed)
+    return Outcome(what, case, error, allowed, lse_error, failed, empty=keeps_nothing(exact[0]))

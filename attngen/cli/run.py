@@ -98,6 +98,8 @@ def _print(outcomes: list[Outcome], as_json: bool) -> None:
     common.table(
         ["compared with the dense float64 meaning", "rows x keys", "O error", "allowed", "LSE error", ""], rows
     )
+    for case in dict.fromkeys(o.case for o in outcomes if o.empty):
+        common.say(f"{case}: no row keeps a key, so zeros were compared; give other params or lengths")
     for reason in dict.fromkeys(f"{o.what}: {o.skipped}" for o in outcomes if o.skipped):
         common.say(f"not run: {reason}")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
-from attngen.jit import views
+from attngen.jit import contract, views
 from attngen.jit.kernel import Attention
 
 if TYPE_CHECKING:
@@ -72,8 +72,10 @@ class PackedAttention(Composed):
         if isinstance(inner, Attention):
             inner.backward.joint = True
 
-    def __call__(self, qkv: Any, *, heads_q: int | None = None, **keywords: Any) -> Any:
+    def __call__(self, qkv: Any, *more: Any, heads_q: int | None = None, **keywords: Any) -> Any:
         """See the class."""
+        if more:
+            raise contract.another_count(self.spec, "one qkv", 1 + len(more))
         q, k, v = views.unpack(self.spec, qkv, heads_q)
         return self.inner(q, k, v, **keywords)
 
@@ -86,8 +88,11 @@ class ViewAttention(Composed):
     Raises: AttnError E0604, E0607 (k), and as `Attention`.
     """
 
-    def __call__(self, q: Any, k: Any, **keywords: Any) -> Any:
+    def __call__(self, q: Any, k: Any = None, *more: Any, **keywords: Any) -> Any:
         """See the class."""
+        if more or k is None:
+            found = 1 if k is None else 2 + len(more)
+            raise contract.another_count(self.spec, "q and k, whose columns are v", found)
         if self.spec.branches:  # the first branch's k
             first, v = views.keys_and_values(self.spec, k[0])
             k = (first, *k[1:])

@@ -57,6 +57,11 @@ def validate(
         raise overlap(q, k, v, out)
 
 
+def another_count(spec: AttentionSpec, takes: str, found: int) -> AttnError:
+    """E0604 where a call has `found` tensors and the spec takes `takes`."""
+    return error("E0604", f"`{spec.name}` takes {takes}, found {found} tensors", helps=(f"pass {takes}",))
+
+
 def overlap(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> AttnError:
     """E0616: `out` starts where an input does."""
     name = next(n for n, x in (("q", q), ("k", k), ("v", v)) if x is out or x.data_ptr() == out.data_ptr())

@@ -120,6 +120,13 @@ class Binder:
         raise self._unknown(name)
 
     def _unknown(self, name: str) -> AttnError:
+        if name.startswith("max_seqlen"):
+            return error(
+                "E0601",
+                f"`{self.spec.name}` takes no `{name}`",
+                notes=("a launch is bounded by the extents of its tensors; no length is read on the host",),
+                helps=("leave it out",),
+            )
         close = get_close_matches(name, sorted(self.names), n=1)
         listed = ", ".join(sorted(self.names)) or "none"
         if name == "return_max_logit":

@@ -136,7 +136,7 @@ class ReferenceAttention:
             qkv = views.unpack(spec, *qkv, heads_q) if len(qkv) == 1 else qkv
         takes = "q and k" if spec.v_view_start is not None else "q, k and v"
         if len(qkv) != (2 if spec.v_view_start is not None else 3):
-            raise error("E0604", f"`{spec.name}` takes {takes}, found {len(qkv)} tensors", helps=(f"pass {takes}",))
+            raise contract.another_count(spec, takes, len(qkv))
         q, k, v = (*qkv, None)[:3]
         count = len(spec.branches)
         qs, ks = ([x] if not count else list(x) if isinstance(x, tuple | list) else [] for x in (q, k))

@@ -54,6 +54,11 @@ def _reason(term: Expr, whole: bool, facts: Facts) -> Reason:
 
 
 def _explained(term: Expr, facts: Facts) -> tuple[str, str]:
+    for n in walk(term):
+        if isinstance(n, Apply) and n.fn == "bit" and reads_key(n):
+            return f"the bits of `{spelled(n.args[0])}` may keep any of their keys", (
+                f"where they are about a stretch of the keys, bound it as well, `kv_idx >= first`; otherwise {_LISTS}"
+            )
     loads = [n for n in walk(term) if isinstance(n, Load) and any(reads_key(i) for i in n.indices)]
     if loads:
         return _of_values(loads[0], facts)

@@ -94,6 +94,8 @@ def single(block: ast.Attention, faults: Faults) -> dict[Key, ast.Clause]:
             also=(Label(old_word.span, "first time"),),
             helps=(help_,),
         )
+        if isinstance(clause, ast.Nested):  # still a branch, or a segment: nothing is said of how many there are
+            table[(*k, str(len(table)))] = clause
     return table
 
 
