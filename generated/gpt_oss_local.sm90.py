@@ -77,34 +77,10 @@ ATTN_META = {
     ],
     "limits": [2048],
     "paces": [
-        {
-            "tile_m": 256,
-            "tile_n": 64,
-            "kv_tile_cycles": 1892,
-            "row_tile_cycles": 5250,
-            "grows": False,
-            "pack": 1,
-            "ctas": 1,
-        },
-        {
-            "tile_m": 192,
-            "tile_n": 128,
-            "kv_tile_cycles": 2712,
-            "row_tile_cycles": 3938,
-            "grows": False,
-            "pack": 1,
-            "ctas": 1,
-        },
+        {"tile_m": 256, "tile_n": 64, "kv_tile_cycles": 1892, "row_tile_cycles": 5250, "grows": False},
+        {"tile_m": 192, "tile_n": 128, "kv_tile_cycles": 2712, "row_tile_cycles": 3938, "grows": False},
     ],
-    "small": {
-        "tile_m": 64,
-        "tile_n": 128,
-        "kv_tile_cycles": 1719,
-        "row_tile_cycles": 1312,
-        "grows": False,
-        "pack": 1,
-        "ctas": 1,
-    },
+    "small": {"tile_m": 64, "tile_n": 128, "kv_tile_cycles": 1719, "row_tile_cycles": 1312, "grows": False},
 }
 
 ELEMENT = cutlass.BFloat16

@@ -74,25 +74,9 @@ ATTN_META = {
     ],
     "limits": [],
     "paces": [
-        {
-            "tile_m": 128,
-            "tile_n": 128,
-            "kv_tile_cycles": 2324,
-            "row_tile_cycles": 2625,
-            "grows": True,
-            "pack": 1,
-            "ctas": 1,
-        },
+        {"tile_m": 128, "tile_n": 128, "kv_tile_cycles": 2324, "row_tile_cycles": 2625, "grows": True},
     ],
-    "small": {
-        "tile_m": 64,
-        "tile_n": 128,
-        "kv_tile_cycles": 1719,
-        "row_tile_cycles": 1312,
-        "grows": True,
-        "pack": 1,
-        "ctas": 1,
-    },
+    "small": {"tile_m": 64, "tile_n": 128, "kv_tile_cycles": 1719, "row_tile_cycles": 1312, "grows": True},
 }
 
 ELEMENT = cutlass.BFloat16

@@ -70,25 +70,9 @@ ATTN_META = {
     ],
     "limits": [],
     "paces": [
-        {
-            "tile_m": 128,
-            "tile_n": 64,
-            "kv_tile_cycles": 2708,
-            "row_tile_cycles": 5250,
-            "grows": True,
-            "pack": 1,
-            "ctas": 1,
-        },
+        {"tile_m": 128, "tile_n": 64, "kv_tile_cycles": 2708, "row_tile_cycles": 5250, "grows": True},
     ],
-    "small": {
-        "tile_m": 64,
-        "tile_n": 96,
-        "kv_tile_cycles": 2861,
-        "row_tile_cycles": 2625,
-        "grows": True,
-        "pack": 1,
-        "ctas": 1,
-    },
+    "small": {"tile_m": 64, "tile_n": 96, "kv_tile_cycles": 2861, "row_tile_cycles": 2625, "grows": True},
 }
 
 ELEMENT = cutlass.BFloat16

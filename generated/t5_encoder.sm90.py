@@ -73,25 +73,9 @@ ATTN_META = {
     ],
     "limits": [],
     "paces": [
-        {
-            "tile_m": 192,
-            "tile_n": 96,
-            "kv_tile_cycles": 2507,
-            "row_tile_cycles": 3938,
-            "grows": False,
-            "pack": 1,
-            "ctas": 1,
-        },
+        {"tile_m": 192, "tile_n": 96, "kv_tile_cycles": 2507, "row_tile_cycles": 3938, "grows": False},
     ],
-    "small": {
-        "tile_m": 64,
-        "tile_n": 128,
-        "kv_tile_cycles": 2045,
-        "row_tile_cycles": 1312,
-        "grows": False,
-        "pack": 1,
-        "ctas": 1,
-    },
+    "small": {"tile_m": 64, "tile_n": 128, "kv_tile_cycles": 2045, "row_tile_cycles": 1312, "grows": False},
 }
 
 ELEMENT = cutlass.BFloat16

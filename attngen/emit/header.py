@@ -270,6 +270,7 @@ def _plan(p: KernelPlan) -> str:
     return (
         f"tile {c.tile_m} x {c.tile_n}, kv_stages {m.kv_stages}, 1 load warp + {c.warpgroups} warpgroups, "
         f"registers {s.roles[0].registers}/{s.roles[-1].registers}, smem {m.smem_bytes // 1024} KB, {s.order} order"
+        + (", clusters of 2 CTAs with row tiles side by side" if p.launch.pairs_ctas else "")
         + (f", {s.pack} query heads of a KV head in a row tile: heads_q is {s.pack} heads_kv" if s.pack > 1 else "")
     )
 

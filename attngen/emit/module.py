@@ -96,8 +96,8 @@ def meta_of(plan_set: PlanSet, kernel_id: str) -> dict[str, Any]:
         **spec_meta(plan_set.spec, kernel_id, "forward", plan_set.target, plan_set.plans[0].mask.form.tables),
         "plans": [_plan_meta(p) for p in plan_set.plans],
         "limits": list(plan_set.limits),
-        **({"paces": [p._asdict() for p in found]} if (found := paces(plan_set)) else {}),
-        **({"small": pace_of(plan_set.small)._asdict()} if plan_set.small is not None else {}),
+        **({"paces": [p.stated for p in found]} if (found := paces(plan_set)) else {}),
+        **({"small": pace_of(plan_set.small).stated} if plan_set.small is not None else {}),
         **({"pack": pack} if (pack := plan_set.plans[0].schedule.pack) > 1 else {}),
         **map_meta(plan_set.plans[0].mask.map),
     }

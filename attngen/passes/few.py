@@ -49,6 +49,11 @@ class Pace(NamedTuple):
     ctas: int = 1
 
     @property
+    def stated(self) -> dict[str, object]:
+        """As ATTN_META holds it: what is no default."""
+        return {name: x for name, x in self._asdict().items() if x != self._field_defaults.get(name)}
+
+    @property
     def rows(self) -> int:
         """Of the row tiles that are walked together."""
         return self.tile_m * self.ctas
