@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "47e4a10b4b007945faaa09f4b2e8b0406eba0d405cc5d8f60192abe6f66e51e6",
-    "body_sha256": "fe83aa6d8726892b75ec0ea07e0197263a3bfa39799207ee0bbd4efcad9b86db",
+    "body_sha256": "9a310dc0190be75bd2361e9770784b5dada5c86e4dc6c3254a6b45cffcf206f6",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -549,13 +549,13 @@ class AttentionForward:
         """Tables of positions: one thread for an element of each."""
         cute.arch.griddepcontrol_launch_dependents()  # which wait for the end of this grid
         tidx, _, _ = cute.arch.thread_idx()
-        tile, _, _ = cute.arch.block_idx()
+        cta, _, _ = cute.arch.block_idx()
         p = self.problem(
             batch, heads_q, heads_kv, seqlen_q, seqlen_kv,
             doc=doc,
             doc_first=doc_first,
         )
-        slot = tile * TABLE_THREADS + tidx
+        slot = cta * TABLE_THREADS + tidx
         if slot < cute.size(doc_first):
             self.fill_doc_first(p, slot)
 
