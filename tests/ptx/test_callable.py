@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.dsl, pytest.mark.filterwarnings("ignore::attngen.jit.k
 
 
 def in_checker(attn: Attention, monkeypatch: pytest.MonkeyPatch) -> Attention:
-    """`attn`, ready on the device of CPU tensors: every launch is executed by the checker."""
+    """`attn`, ready on the device of CPU tensors: every launch is executed by the checker, by the plans of its file."""
 
     def entry(code: Any) -> Any:
         def run(*arguments: Any) -> None:
@@ -48,7 +48,7 @@ def in_checker(attn: Attention, monkeypatch: pytest.MonkeyPatch) -> Attention:
     count = len(module.PLANS)
     attn.launcher.functions = tuple(entry(compile_module(module, i)) for i in range(count))
     attn.launcher.ready[-1] = (DeviceState(-1, 3), 3)
-    return attn
+    return attn.alone()
 
 
 @pytest.mark.parametrize("name", ["gated", "headwise", "weighed"])

@@ -427,7 +427,7 @@ def test_a_generated_file_takes_these_arguments(tmp_path: Path, monkeypatch: pyt
     """
     import attngen
 
-    attn = attngen.build(Path(__file__).resolve().parents[2] / "examples" / "gpt_oss.attn", cache_dir=tmp_path)
+    attn = attngen.build(Path(__file__).resolve().parents[2] / "examples" / "gpt_oss.attn", cache_dir=tmp_path).alone()
     monkeypatch.setattr(launch, "_current_device", lambda: -1)
     monkeypatch.setattr(launch, "_raw_stream", lambda index: 0)
     monkeypatch.setattr(launch, "_capturing", lambda: False)
