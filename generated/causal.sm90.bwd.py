@@ -16,7 +16,7 @@ o      (batch, seqlen_q, heads_q, 128)    as q
 lse    (batch, heads_q, seqlen_q)         fp32, natural log
 q, k, v, o: last axis contiguous, other strides multiples of 8 elements, base 16-byte aligned
 scale  0.0883883 unless the call says otherwise
-do, dq, dk, dv as o, q, k, v; dlse (batch, heads_q, seqlen_q) fp32; workspace fp32 words
+do, dq, dk, dv, dlse as o, q, k, v, lse; workspace: fp32 words, as many as `compile_backward` says
 
 plan 0 tile 80 x 128, 1 load warp + 2 reducer warps + 2 warpgroups, dQ slots 1, registers 24/240, smem 226 KB; all
        lengths

@@ -20,7 +20,7 @@ cap    float scalar                       run-time value
 keys   int scalar                         run-time value, at least 1
 q, k, v, o: last axis contiguous, other strides multiples of 8 elements, base 16-byte aligned
 scale  given by the call
-do, dq, dk, dv as o, q, k, v; dlse (batch, heads_q, seqlen_q) fp32; workspace fp32 words
+do, dq, dk, dv, dlse as o, q, k, v, lse; workspace: fp32 words, as many as `compile_backward` says
 
 plan 0 tile 64 x 128, a cluster of 2 CTAs, each 1 load warp + 2 warpgroups, registers 24/240, smem 225 KB; all
        lengths

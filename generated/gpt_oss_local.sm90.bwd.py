@@ -19,7 +19,7 @@ window int scalar                        run-time value, at least 1
 sinks  (heads_q)                         f32, any strides
 q, k, v, o: last axis contiguous, other strides multiples of 8 elements, base 16-byte aligned
 scale  0.125 unless the call says otherwise
-do, dq, dk, dv as o, q, k, v; dlse (batch, heads_q, seqlen_q) fp32; workspace fp32 words
+do, dq, dk, dv, dlse as o, q, k, v, lse; workspace: fp32 words, as many as `compile_backward` says
 d_sinks_sink: fp32, what captured tensors gain, see `prepare` and `score_gradient`
 
 plan 0 tile 128 x 128, 1 load warp + 2 reducer warps + 2 warpgroups, dQ slots 2, registers 24/240, smem 227 KB; all

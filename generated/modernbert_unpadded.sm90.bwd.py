@@ -19,7 +19,7 @@ cu_seqlens_q  (batch + 1)               i32, row at which each sequence begins, 
 cu_seqlens_kv (batch + 1)               i32, key at which each sequence begins, and the end of the last
 q, k, v, o: last axis contiguous, other strides multiples of 8 elements, base 16-byte aligned
 scale  0.125 unless the call says otherwise
-do, dq, dk, dv as o, q, k, v; dlse (batch, heads_q, seqlen_q) fp32; workspace fp32 words
+do, dq, dk, dv, dlse as o, q, k, v, lse; workspace: fp32 words, as many as `compile_backward` says
 
 plan 0 tile 128 x 128, 1 load warp + 2 reducer warps + 2 warpgroups, dQ slots 2, registers 24/240, smem 227 KB; all
        lengths

@@ -86,7 +86,7 @@ def backward_docstring(plan_set: BackwardPlanSet, outputs: Sequence[str]) -> str
         "A row that keeps no key has no gradient." + (" Same bits from run to run." if plan_set.deterministic else ""),
         "",
         *_tensors(spec, plan_set.plans[0].mask.form.tables),
-        "do, dq, dk, dv as o, q, k, v; dlse (batch, heads_q, seqlen_q) fp32; workspace fp32 words",
+        "do, dq, dk, dv, dlse as o, q, k, v, lse; workspace: fp32 words, as many as `compile_backward` says",
     ]
     if outputs:
         lines += _wrap(f"{', '.join(outputs)}: fp32, what captured tensors gain, see `prepare` and `score_gradient`", 7)
