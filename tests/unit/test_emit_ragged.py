@@ -31,6 +31,8 @@ def test_backward(layout: str, deterministic: str, head_dim: int, mask: str) -> 
     text = emit_backward(plan_backward(spec, captured=())).text
     assert "def tile_coords(self, place, p, head, b)" in text and "p.first_row_tile" in text
     assert ("def sequence_of" in text) == (layout == "varlen")
+    head = text.split('"""')[1]
+    assert ("(batch, heads_q, seqlen_q)" in head) == (layout == "padded"), "packed rows have no batch axis"
 
 
 @pytest.mark.parametrize("layout", ["varlen", "padded"])
