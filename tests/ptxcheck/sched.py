@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from math import log
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,7 +101,7 @@ class Policy:
 
     def length(self) -> int:
         """How many instructions to run."""
-        return 1 + int(self.rng.expovariate(1.0 / self.slice))
+        return 1 + int(-log(1.0 - self.rng.random()) * self.slice)
 
     def choose(self, runnable: list[Warp], stuck: bool) -> Warp:
         """The next warp. `stuck`: polls have been failing for a while, so be fair."""
@@ -171,7 +172,7 @@ class Scheduler:
             if warp.done:
                 self.runnable.remove(warp)
                 self._exit(warp)
-            elif n == 0 and not _can_run(warp):
+            elif n == 0 and (len(warp.fragments) == 1 or not _can_run(warp)):  # of several, one may have freed another
                 self.runnable.remove(warp)
                 self.asleep.append(warp)
             elif policy.kind == "round" and len(self.runnable) > 1:
