@@ -32,6 +32,8 @@ WORTH = 0.03
 SMALL_WORTH = 0.1
 #: Keys of a small tile: 128 were measured, and a single warpgroup hides nothing of what a narrower tile repeats.
 SMALL_TILES_N = range(80, 129)
+#: The same where a mask is tested element by element: with 128 keys ptxas spills a few words at head dims 72 and 80.
+SMALL_TESTED_N = range(80, 113)
 
 
 class Pace(NamedTuple):
@@ -107,7 +109,8 @@ def small_plan(spec: AttentionSpec, served: Sequence[KernelPlan], chosen: Sequen
         return None
     if _reads_pairs(spec, chosen[0]):
         return None
-    fit = [p for p in served if p.compute.warpgroups == 1 and p.compute.tile_n in SMALL_TILES_N]
+    keys = SMALL_TESTED_N if chosen[0].mask.test == "elements" else SMALL_TILES_N
+    fit = [p for p in served if p.compute.warpgroups == 1 and p.compute.tile_n in keys]
     return max(fit, key=lambda p: p.compute.tile_n, default=None)
 
 

@@ -29,7 +29,7 @@ CLAUSES = {
 }
 GRID = [
     ("causal", 64, 64), ("causal", 256, 256), ("window", 128, 128), ("window", 192, 128), ("union", 128, 128),
-    ("union", 256, 256), ("elements", 64, 64), ("elements", 128, 128), ("stream", 64, 64), ("stream", 128, 128),
+    ("union", 256, 256), ("elements", 72, 72), ("elements", 128, 128), ("stream", 64, 64), ("stream", 128, 128),
     ("distance", 128, 128), ("sink and epilogue", 128, 128),
 ]  # fmt: skip
 
