@@ -62,7 +62,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0903924f07108d85fb9619611fb53d9f68161226a764665a96de6a84560fea71",
-    "body_sha256": "27c672a170504830edfb69400fb5fcafb0c16214b999be594e1a1f518237660f",
+    "body_sha256": "8976d8311b06b7dfaa2f048159d286da54043a490c508eb374cb410097ee28cd",
     "layout": "varlen",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -522,8 +522,8 @@ class AttentionBackward:
             parts += [first, select(b == last, total - first, there), there]
         return parts
 
-    def first_tile(self, start, tile_size, b):
-        """The first of a sequence's tiles among all of a head's, counting one for the part of a tile before each."""
+    def tiles_before(self, start, tile_size, b):
+        """How many of a head's tiles are numbered before a sequence's, one for the part of a tile before each."""
         return start // tile_size + b
 
     @cute.jit
@@ -534,7 +534,7 @@ class AttentionBackward:
         while span > 1:
             step = cute.ceil_div(span, 32)
             at = cutlass.min(b + lane * step, p.sequences - 1)
-            first = self.first_tile(cutlass.max(cutlass.min(starts[at], total), 0), tile_size, at)
+            first = self.tiles_before(cutlass.max(cutlass.min(starts[at], total), 0), tile_size, at)
             reached = cute.arch.vote_ballot_sync((lane * step < span) & ((first <= tile) | (lane == 0)))
             passed = (cute.arch.popc(reached) - 1) * step
             b += passed
@@ -547,7 +547,7 @@ class AttentionBackward:
         place = tile - head * p.row_tiles
         b = self.sequence_of(p, p.cu_seqlens_q, p.total_q, place, self.tile_m)
         parts = self.extents(p, b)
-        row_0 = cutlass.max(place - self.first_tile(parts[0], self.tile_m, b), 0) * self.tile_m
+        row_0 = cutlass.max(place - self.tiles_before(parts[0], self.tile_m, b), 0) * self.tile_m
         return head, b, row_0, parts
 
     def tile_coords(self, place, p, head, b):
@@ -565,8 +565,8 @@ class AttentionBackward:
         start_q, _, seqlen_q, start_kv, rows_kv, seqlen_kv = self.extents(p, b)
         n_blocks = cute.ceil_div(rows_kv, self.tile_n)
         own = SimpleNamespace(**vars(p))
-        place = cutlass.max(place - self.first_tile(start_kv, self.tile_n, b), 0)
-        own.first_row_tile = self.first_tile(start_q, self.tile_m, b)
+        place = cutlass.max(place - self.tiles_before(start_kv, self.tile_n, b), 0)
+        own.first_row_tile = self.tiles_before(start_q, self.tile_m, b)
         own.is_there = place < n_blocks
         own.n_blocks = n_blocks
         own.place = self.tile_coords(place, own, head, b)

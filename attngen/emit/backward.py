@@ -54,7 +54,7 @@ def meta_of(plan_set: BackwardPlanSet, kernel_id: str) -> dict[str, Any]:
             "plans": [_plan_meta(p) for p in plan_set.plans],
             "limits": list(plan_set.limits),
             "gradients": [{"tensor": c.tensor, "kind": c.kind.value} for c in plan_set.gradient.contributions],
-            **map_meta(plan_set.plans[0].mask.map, by_keys=True, turns=plan_set.deterministic),
+            **map_meta(plan_set.plans[0].mask.map, plan_set.spec, by_keys=True, turns=plan_set.deterministic),
         },
     }
 

@@ -15,6 +15,7 @@ from attngen.ir.plan import KernelPlan, PlanSet
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.tables import Extreme, Table, axes_of
 from attngen.ir.tile_map import TileMap
+from attngen.ir.types import Layout
 from attngen.passes.epilogue import further_names
 from attngen.passes.few import pace_of, paces
 from attngen.source import KernelSource, body_sha256
@@ -99,15 +100,16 @@ def meta_of(plan_set: PlanSet, kernel_id: str) -> dict[str, Any]:
         **({"paces": [p.stated for p in found]} if (found := paces(plan_set)) else {}),
         **({"small": pace_of(plan_set.small).stated} if plan_set.small is not None else {}),
         **({"pack": pack} if (pack := plan_set.plans[0].schedule.pack) > 1 else {}),
-        **map_meta(plan_set.plans[0].mask.map),
+        **map_meta(plan_set.plans[0].mask.map, plan_set.spec),
     }
 
 
-def map_meta(tile_map: TileMap | None, **more: bool) -> dict[str, Any]:
+def map_meta(tile_map: TileMap | None, spec: AttentionSpec, **more: bool) -> dict[str, Any]:
     """What says how many words the tile map of a call takes (`ir.tile_map.map_words`); nothing where there is none."""
     if tile_map is None:
         return {}
-    return {"map": {"per_batch": tile_map.per_batch, "per_head": tile_map.per_head, **more}}
+    packed = {"packed": True} if spec.layout is Layout.VARLEN else {}
+    return {"map": {"per_batch": tile_map.per_batch, "per_head": tile_map.per_head, **packed, **more}}
 
 
 def _plan_meta(p: KernelPlan) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def common_fields(
         "head_dim_qk": extent(c.head_dim_qk, c.head_dim_qk_padded),
         "head_dim_v": extent(c.head_dim_v, c.head_dim_v_padded),
         "limits": repr(tuple(plan_set.limits)),
-        "mask": mask_view(printer, mask, facts, spec.mask, by_rows=forward),
+        "mask": mask_view(printer, mask, facts, spec, by_rows=forward),
         **table_fields(printer, tables, facts, spec),
         "has_score": c.has_score,
         "has_softmax": spec.normalizer is Normalizer.SOFTMAX,

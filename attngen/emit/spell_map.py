@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from attngen.emit.exprs import CutePrinter, bindings, part_name, safe_name
 from attngen.emit.header import clipped, spelled
 from attngen.emit.straight import WIDTH, straight_line
 from attngen.emit.view import Argument
 from attngen.emit.view_mask import MapView
-from attngen.ir.expr import Expr
+from attngen.ir.spec import AttentionSpec
 from attngen.ir.tile_map import LoadRange, TileMap
+from attngen.ir.types import Layout
 from attngen.passes.tile_test import KNOWN, LEAST, MOST
 
 #: A tile that reads more elements of a captured tensor is decided pair by pair: about as many as it has rows and keys.
@@ -19,8 +23,9 @@ MAP_ARGUMENT = Argument("tile_map", "cute.Tensor", 'plain_tensor(Int32, cute.sym
 NO_MAP = MapView("", 0, "", "", "", "", "", "", "", "", "", "", "", "", "", "", (), "", "", (), "")
 
 
-def map_view(printer: CutePrinter, tile_map: TileMap, mask: Expr, *, by_rows: bool) -> MapView:
-    """The map of a mask, with a row of bits for each query tile or for each KV tile."""
+def map_view(printer: CutePrinter, tile_map: TileMap, spec: AttentionSpec, *, by_rows: bool) -> MapView:
+    """The map of a spec's mask, with a row of bits for each query tile or for each KV tile."""
+    mask = spec.mask
     test = tile_map.test
     ends = [e for load in test.loads for axis in load.axes for e in (axis.first, axis.last)]
     lines = list(bindings([printer.lowered(e) for e in (*ends, test.every, test.some)], _TILE))
@@ -35,7 +40,7 @@ def map_view(printer: CutePrinter, tile_map: TileMap, mask: Expr, *, by_rows: bo
     extents = [e for e, on in zip(("cute.size(mQ, mode=[3])", "cute.size(mQ, mode=[2])"), read, strict=True) if on]
     sizes = [e for e, on in zip(("p.batch", "p.heads_q"), read, strict=True) if on]
     by_row, by_key = "2 * m_blocks * -(-n_blocks // 32)", "2 * n_blocks * -(-m_blocks // 32)"
-    return MapView(
+    view = MapView(
         title=clipped(spelled(mask)),
         range_elements=RANGE_ELEMENTS,
         whose="query" if by_rows else "KV",
@@ -58,6 +63,38 @@ def map_view(printer: CutePrinter, tile_map: TileMap, mask: Expr, *, by_rows: bo
         keep_bindings=keep_lines,
         keep=keep,
     )
+    return replace(view, **_ragged(tile_map, spec, by_rows)) if spec.layout.is_ragged else view
+
+
+def _ragged(tile_map: TileMap, spec: AttentionSpec, by_rows: bool) -> dict[str, Any]:
+    """The fields of a map that has a part for each sequence: its outer tiles are counted over all of them."""
+    own, varlen = tile_map.per_head, spec.layout is Layout.VARLEN
+    sides = [("q", "m"), ("kv", "n")] if by_rows else [("kv", "n"), ("q", "m")]
+    (outer, outer_block), (inner, inner_block) = sides
+    first = f"start_{outer}" if varlen else f"total_{outer}"
+    of_head = "h * self.map_tiles_of(p) + " if own else ""
+    by_row, by_key = "2 * q_tiles * -(-n_blocks // 32)", "2 * kv_tiles * -(-m_blocks // 32)"
+    return {
+        "maps": "cute.size(mQ, mode=[2])" if own else "1",
+        "sized": "heads_q" if own else "1",
+        "counted": "heads_q" if own else "1",
+        "halves": by_row if by_rows else f"{by_key} + {by_row.removeprefix('2 * ')}",
+        "outer": "row_tiles" if by_rows else "key_tiles",
+        "inner": "",
+        "outer_total": f"p.total_{outer}",
+        "outer_tile": f"self.tile_{outer_block}",
+        "outer_there": f"own.{outer_block}_blocks",
+        "inner_total": f"total_{inner}",
+        "inner_tile": f"self.tile_{inner_block}",
+        "inner_there": f"own.{inner_block}_blocks",
+        "starts": f"p.cu_seqlens_{outer}",
+        "places": f"p.total_{inner}",
+        "rows": f"{'p.heads_q * ' if own else ''}self.map_tiles_of(p)",
+        "row": f"{of_head}self.tiles_before(p.{first}, self.tile_{outer_block}, b) + outer",
+        "first_of": f"own.{first}",
+        "head": "number" if own else "Int32(0)",
+        "transposed_row": f"{'h * p.row_tiles + ' if own else ''}p.first_row_tile + m_block",
+    }
 
 
 def _load(printer: CutePrinter, load: LoadRange) -> list[str]:

@@ -11,12 +11,15 @@ from attngen.ir.expr import Atom, Const, Expr
 from attngen.ir.forms import Clause as MaskClause
 from attngen.ir.functions import apply
 from attngen.ir.plan import MaskPlan
+from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Type
 from attngen.passes.facts import Facts, may_underflow
 
 
-def mask_view(printer: CutePrinter, mask: MaskPlan, facts: Facts, whole: Expr, *, by_rows: bool) -> MaskView:
-    """Spell the mask slot. `whole`: the spec's mask, that a tile map is made of; it has a row for each query tile where
+def mask_view(
+    printer: CutePrinter, mask: MaskPlan, facts: Facts, spec: AttentionSpec, *, by_rows: bool
+) -> MaskView:
+    """Spell the mask slot. A tile map is made of the spec's whole mask; it has a row for each query tile where
     `by_rows`, else for each KV tile.
     """
     form = mask.form
@@ -31,7 +34,7 @@ def mask_view(printer: CutePrinter, mask: MaskPlan, facts: Facts, whole: Expr, *
         title=clipped(spelled(form.mask)),
         is_interval=mask.walk == "interval",
         is_map=mask.map is not None,
-        map=NO_MAP if mask.map is None else map_view(printer, mask.map, whole, by_rows=by_rows),
+        map=NO_MAP if mask.map is None else map_view(printer, mask.map, spec, by_rows=by_rows),
         is_runs=mask.walk == "runs",
         by_limits=by_limits,
         has_lower=lower,

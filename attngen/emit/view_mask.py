@@ -53,6 +53,16 @@ class MapView:
     some: str
     keep_bindings: tuple[str, ...]
     keep: str
+    # Of a ragged layout. Outer tiles have rows of the map, inner ones bits: totals of memory, tiles of a sequence.
+    outer_total: str = ""
+    outer_tile: str = ""
+    outer_there: str = ""
+    inner_total: str = ""
+    inner_tile: str = ""
+    inner_there: str = ""
+    starts: str = ""  # of the sequences that outer tiles are counted by
+    first_of: str = ""  # what says which outer tile is a sequence's first
+    sized: str = ""  # heads that have maps of their own, on the device
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,10 @@ class TileMap(Node):
 
     A word (int32) holds 32 tiles. A forward has a row of words for each row tile, whose bits are its KV tiles; a
     backward one for each KV tile, whose bits are query tiles. Rows stand (batch, heads, outer tile), batch and heads
-    only where the mask reads them; first the words of `some`, then as many of `every`. A
-    backward whose additions take turns has a third part: the bits of `some` again, a row for each query tile, KV tiles
-    in the order in which they add.
+    only where the mask reads them; in ragged layouts (heads, outer tiles of all sequences), a row as long as that of
+    the longest sequence there may be. First the words of `some`, then as many of `every`. A backward whose additions
+    take turns has a third part: the bits of `some` again, a row for each query tile, KV tiles in the order in which
+    they add.
     """
 
     test: TileTest
@@ -63,13 +64,17 @@ class TileMap(Node):
 
 
 def map_words(entry: Mapping[str, Any], plan: Mapping[str, Any], sizes: Mapping[str, int]) -> int:
-    """int32 words of the map of one call. `entry`: what ATTN_META says under `map`, of a backward with `by_keys` and
-    `turns`; `plan`: its tile_m and tile_n; `sizes`: extents by axis name.
+    """int32 words of the map of one call. `entry`: what ATTN_META says under `map`, with `packed` of varlen, of a
+    backward with `by_keys` and `turns`; `plan`: its tile_m and tile_n; `sizes`: extents by axis name.
     """
     tile_m, tile_n = int(plan["tile_m"]), int(plan["tile_n"])
     m_blocks, n_blocks = -(-sizes["seqlen_q"] // tile_m), -(-sizes["seqlen_kv"] // tile_n)
     maps = (sizes["batch"] if entry["per_batch"] else 1) * (sizes["heads_q"] if entry["per_head"] else 1)
-    by_rows, by_keys = m_blocks * -(-n_blocks // 32), n_blocks * -(-m_blocks // 32)
+    q_tiles, kv_tiles = m_blocks, n_blocks
+    if entry.get("packed"):  # sequences follow one another; each begins a tile, and so does what lies behind the last
+        maps, more = sizes["heads_q"] if entry["per_head"] else 1, sizes["batch"] + 1
+        q_tiles, kv_tiles = sizes["seqlen_q"] // tile_m + more, sizes["seqlen_kv"] // tile_n + more
+    by_rows, by_keys = q_tiles * -(-n_blocks // 32), kv_tiles * -(-m_blocks // 32)
     if not entry.get("by_keys"):
         return maps * 2 * by_rows
     return maps * (2 * by_keys + (by_rows if entry["turns"] else 0))

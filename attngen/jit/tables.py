@@ -202,7 +202,9 @@ def workspaces_of(spec: AttentionSpec, meta: Mapping[str, Any], direction: Mappi
         entry, plans, limits = direction["map"], direction["plans"], direction["limits"]
 
         def of_map(sizes: Sizes) -> tuple[Any, int]:
-            plan = plans[plan_at(limits, max(sizes["seqlen_q"], sizes["seqlen_kv"]))]
+            longest = max(sizes["seqlen_q"], sizes["seqlen_kv"])
+            longest = -(-longest // max(sizes["batch"], 1)) if entry.get("packed") else longest
+            plan = plans[plan_at(limits, longest)]
             what = (*entry.items(), plan["tile_m"], plan["tile_n"])  # each direction has tiles of its own
             return what, map_words(entry, plan, sizes)
 

@@ -79,12 +79,6 @@ def _gaps(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
     if spec.layout is Layout.PAGED:
         yield f"layout {spec.layout}", spec.span, "use layout = bshd, bhsd, packed_qkv, varlen or padded"
     yield from _of_views(spec)
-    if spec.block_sparse is not None and spec.layout.is_ragged:
-        yield (
-            f"block_sparse with layout {spec.layout}",
-            spec.block_sparse.span or spec.span,
-            "leave the clause out, or use layout = bshd or bhsd",
-        )
     unpacked, ctas = unpackable(spec), s.cluster or (1, 1)
     hints: tuple[tuple[str, object, str], ...] = (
         (f"a cluster of {ctas[0]} x {ctas[1]}", ctas not in CLUSTERS or None, "use 2 x 1, or leave `cluster` out"),

@@ -86,4 +86,5 @@ def tile_map(spec: AttentionSpec, mask: Expr | None = None) -> TileMap:
     """The map that a `block_sparse` kernel walks by."""
     mask = spec.mask if mask is None else mask
     atoms = atoms_of(mask)
-    return TileMap(test=tile_test(spec, mask), per_batch="b" in atoms, per_head=bool(atoms & {"h", "h_kv"}))
+    per_batch = "b" in atoms or spec.layout.is_ragged  # sequences have lengths of their own
+    return TileMap(test=tile_test(spec, mask), per_batch=per_batch, per_head=bool(atoms & {"h", "h_kv"}))

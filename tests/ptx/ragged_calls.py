@@ -17,6 +17,7 @@ from attngen.emit.backward import emit_backward
 from attngen.ir.expr import atom
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.tables import words
+from attngen.ir.tile_map import map_words
 from attngen.ir.types import Layout, Normalizer
 from attngen.jit import captured as jit_captured
 from attngen.jit.scale import Scale
@@ -114,14 +115,14 @@ class Call:
         self, module: ModuleType, plan: int = 0, *, workers: int = 3, **options: Any
     ) -> tuple[Tensor, Tensor, Report]:
         """O and LSE, NaN where nothing was written, and the report."""
-        names, arguments = self.arguments(workers, module.ATTN_META)
+        names, arguments = self.arguments(workers, module.ATTN_META, plan)
         self.arguments_by_name = dict(zip(names, arguments, strict=True))
         report = check(compile_module(module, plan), *arguments, names=names, **options)
         o, lse, counter = arguments[3:6]
         assert counter.item() == 0 or report.faults, f"the kernel leaves its tile counter at {counter.item()}"
         return o, lse, report
 
-    def arguments(self, workers: int, meta: Mapping[str, Any]) -> tuple[list[str], list[Any]]:
+    def arguments(self, workers: int, meta: Mapping[str, Any], plan: int = 0) -> tuple[list[str], list[Any]]:
         """What a compiled forward takes, and their names; O and LSE, at 3 and 4, and what it gives last, hold NaN."""
         q, k, v = self.qkv
         batch = len(next(iter(self.lengths.values()))) - self.varlen
@@ -134,7 +135,7 @@ class Call:
         names = ["q", "k", "v", "o", "lse", "tile_counter", "softmax_scale", "workers", "seq_order"]
         further = {"o_pre": torch.full_like(o, NAN), "saves_o": 1, "max_logit": torch.full_like(lse, NAN)}
         further = {n: further[n] for n in meta.get("further", ())}
-        tail = {**self.params, **self.lengths, **self.tensors, **self.tables(meta), **further}
+        tail = {**self.params, **self.lengths, **self.tensors, **self.tables(meta, plan), **further}
         return [*names, *tail], [q, k, v, o, lse, counter, value, workers, order, *tail.values()]
 
     def sizes(self) -> dict[str, int]:
@@ -142,11 +143,17 @@ class Call:
         batch = len(next(iter(self.lengths.values()))) - self.varlen
         return sizes_of(self.spec, self.qkv[0], self.qkv[1], batch if self.varlen else None)
 
-    def tables(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        """The workspace of the mask's tables, poisoned, and 1: they are to be filled."""
-        if not (rows := meta.get("tables")):
-            return {}
-        return {"tables": torch.full((words(rows, self.sizes()),), -(2**31), dtype=torch.int32), "build_tables": 1}
+    def tables(self, meta: Mapping[str, Any], plan: int = 0) -> dict[str, Any]:
+        """Workspaces of the mask's tile map and tables, poisoned, each with 1: they are to be filled."""
+        found: dict[str, Any] = {}
+        own = meta.get("backward", meta)
+        if "map" in own:
+            count = map_words(own["map"], own["plans"][plan], self.sizes())
+            found |= {"tile_map": torch.full((count,), -1, dtype=torch.int32), "build_map": 1}
+        if rows := meta.get("tables"):
+            found["tables"] = torch.full((words(rows, self.sizes()),), -(2**31), dtype=torch.int32)
+            found["build_tables"] = 1
+        return found
 
     def verify(self, module: ModuleType, plan: int = 0, **options: Any) -> tuple[Tensor, Tensor]:
         """One call without a fault, whose results are the dense meaning's to within rounding."""

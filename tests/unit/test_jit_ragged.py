@@ -14,6 +14,7 @@ import attngen
 from attngen.diag.diagnostic import AttnError
 from attngen.emit.backward import emit_backward
 from attngen.emit.module import emit
+from attngen.ir.tile_map import map_words
 from attngen.jit import launch
 from attngen.jit.cache import KernelCache
 from attngen.jit.device import DeviceState
@@ -336,6 +337,27 @@ def test_tables(attach: Any, layout: str, more: str) -> None:
     assert seen == [1, 0, 1, 0, 1]
     attention(q, k, v, **{name: lengths}, doc=doc)
     assert calls[-1][place + 1] == 1
+
+
+@pytest.mark.parametrize("layout", ["varlen", "padded"])
+def test_tile_maps(attach: Any, layout: str) -> None:
+    """Words for the plan that the mean length takes; a handle keeps them while the lengths are the same."""
+    text = DOCUMENTS.format(layout=layout, batch="", b="", more="block_sparse { q = 64, kv = 64 }")
+    spec = load_spec(text.replace(" sorted", ""))
+    attention, calls = attach(spec)
+    meta, kept = attention.source.meta, attention.tables()
+    shape = (5000,) if layout == "varlen" else (3, 5000)
+    q, k, v = (torch.zeros(*shape, h, 64, dtype=BF16) for h in (4, 2, 2))
+    doc = torch.zeros(5000, dtype=torch.int32)
+    for count in (1, 3) if layout == "varlen" else (3,):
+        lengths = torch.linspace(0, 5000, count + 1).int()
+        used = dict.fromkeys(("seqused_q", "seqused_kv"), lengths[1:])
+        named = {"cu_seqlens_q": lengths} if layout == "varlen" else used
+        for build in (1, 0):
+            attention(q, k, v, **named, doc=doc, tables=kept)
+            index, *_, tile_map, made = calls[-1]
+            sizes = {"batch": count, "heads_q": 4, "seqlen_q": 5000, "seqlen_kv": 5000}
+            assert made == build and tile_map.numel() == map_words(meta["map"], meta["plans"][index], sizes)
 
 
 def test_largest_scores_on_the_cpu() -> None:

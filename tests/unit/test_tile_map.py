@@ -286,7 +286,15 @@ def test_explain_says_what_a_map_takes() -> None:
     assert "least and largest element that it reads of doc, else pair by pair" in text
 
 
-def test_ragged_layouts_are_refused() -> None:
-    with pytest.raises(AttnError, match="block_sparse with layout varlen") as caught:
-        plan(written(DOCUMENTS.replace("batch, ", "").replace("doc[b, ", "doc["), "layout = varlen"))
-    assert caught.value.code == "E0402"
+@pytest.mark.parametrize("layout", ["varlen", "padded"])
+def test_maps_of_ragged_layouts(layout: str) -> None:
+    """A row of words for each outer tile of every sequence, as long as the longest there may be; heads on top."""
+    spec = written(DOCUMENTS.replace("batch, ", "").replace("doc[b, ", "doc["), f"layout = {layout}")
+    entry = emit(plan(spec)).meta["map"]
+    assert entry == {"per_batch": True, "per_head": False, **({"packed": True} if layout == "varlen" else {})}
+    tile, sizes = {"tile_m": 64, "tile_n": 128}, {"batch": 3, "heads_q": 4, "seqlen_q": 1000, "seqlen_kv": 9000}
+    rows = 1000 // 64 + 3 + 1 if layout == "varlen" else 3 * 16
+    assert map_words(entry, tile, sizes) == 2 * rows * 3
+    keys = 9000 // 128 + 3 + 1 if layout == "varlen" else 3 * 71
+    backward = {**entry, "per_head": True, "by_keys": True, "turns": True}
+    assert map_words(backward, tile, sizes) == 4 * (2 * keys * 1 + rows * 3)
