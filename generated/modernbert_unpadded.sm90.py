@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0903924f07108d85fb9619611fb53d9f68161226a764665a96de6a84560fea71",
-    "body_sha256": "1d08d8517d7ed58b017c15a13ba156d31c54b61b0076b171643880623da8cf56",
+    "body_sha256": "a9cad759628635997c10fa7d8b3143037cb954bb22a9613ce9ea981ea8e9d834",
     "layout": "varlen",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -581,7 +581,7 @@ class AttentionForward:
         m_blocks = cute.ceil_div(rows_q, self.tile_m)
         rest = tile - p.seq_order[rank] * p.heads_q
         h = rest // m_blocks
-        row = rest - h * m_blocks
+        row = rest % m_blocks  # not rest - h * m_blocks: ptxas then spills two registers of a consumer
         m_block = m_blocks - 1 - row
         seqlen_kv = select(m_block * self.tile_m < seqlen_q, seqlen_kv, 0)  # rows that do not exist see no key
         return m_block, h, b, start_q, rows_q, seqlen_q, start_kv, seqlen_kv
