@@ -208,7 +208,7 @@ def _load(owner: Any, p: Any, tickets: Any, idle: list[int]) -> tuple[list[Any],
     keys: list[tuple[int, int, int]] = []
     owner.next_tile = lambda *_: next(tickets)
     owner.tell = lambda t, rings, j, count, tile: told.append((int(count), tile))
-    owner.zero_share = lambda p, t, item, lane: idle.append(item)
+    owner.zero_share = lambda p, item, lane: idle.append(item)
     owner.load_step = lambda p, t, rings, i, m, h, b, masked: walked.append((int(m), h, b, masked))
     owner.load_kv = lambda t, rings, j, n, h, b: keys.append((n, h, b))
     owner.load(p, NOTHING, NOTHING)
