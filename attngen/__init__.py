@@ -26,8 +26,8 @@ _HOME = {
     "AttentionSpec": "attngen.ir.spec",
     "AttnError": "attngen.diag.diagnostic",
     "Attention": "attngen.jit.kernel",
-    "AttngenNotice": "attngen.jit.kernel",
-    "AttngenWarning": "attngen.jit.storage",
+    "AttngenNotice": "attngen.jit.notice",
+    "AttngenWarning": "attngen.jit.notice",
     "Imported": "attngen.importers",
     "KernelSource": "attngen.source",
     "Options": "attngen.options",
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from attngen.ir.spec import AttentionSpec as AttentionSpec
     from attngen.jit.blocks import block_map as block_map
     from attngen.jit.kernel import Attention as Attention
-    from attngen.jit.kernel import AttngenNotice as AttngenNotice
     from attngen.jit.merge import merge as merge
-    from attngen.jit.storage import AttngenWarning as AttngenWarning
+    from attngen.jit.notice import AttngenNotice as AttngenNotice
+    from attngen.jit.notice import AttngenWarning as AttngenWarning
     from attngen.options import Options as Options
     from attngen.source import KernelSource as KernelSource
     from attngen.syntax import make_spec as make_spec

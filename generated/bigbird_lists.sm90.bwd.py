@@ -54,7 +54,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "bigbird_lists_bwd_sm_90_4c7779a7",
+    "kernel_id": "bigbird_lists_bwd_sm_90_edd0d042",
     "name": "bigbird_lists",
     "direction": "backward",
     "target": "sm_90a",

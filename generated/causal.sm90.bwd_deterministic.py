@@ -53,7 +53,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "causal_bwd_sm_90_11c067c6",
+    "kernel_id": "causal_bwd_sm_90_7fcd4aec",
     "name": "causal",
     "direction": "backward",
     "target": "sm_90a",

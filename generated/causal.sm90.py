@@ -54,7 +54,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "77aa443f2ba40026d5ae10e9108b0ce9e65dbf91987f7e902b75f75f47409910",
-    "body_sha256": "12e8593041bb210af19415d33eb142e95d2cb0299742c9c20b423ed11898dd5d",
+    "body_sha256": "78a01b681af08a433739dea6e63ca66f16207e5f3be9799c7af786b984778592",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -621,14 +621,14 @@ class AttentionForward:
 
     @cute.jit
     def pass_tiles(self, w, rings, i: Int32, count: Int32):
-        """Give back `count` KV tiles that only other warpgroups read, keeping this one's place in the turn."""
+        """Give back `count` KV tiles that only other warpgroups read: a free stage has been given back by all."""
         for _ in cutlass.range(count, unroll=1):
             self.pass_tile(w, rings, i)
             i += 1
         return i
 
     def pass_tile(self, w, rings, i):
-        """The waits, turns and releases of one step, and nothing in between."""
+        """What one step does for the other roles, and nothing in between."""
         rings.k.wait(i)
         w.turn.wait()
         w.turn.pass_on()
@@ -639,12 +639,11 @@ class AttentionForward:
     @cute.jit
     def consume(self, p, t, rings, mailbox, slot, wg, tile: Int32):
         """Walk the CTA's tiles as the producer does, reading each next one from the mailbox (see `load`)."""
-        turn = Turn(wg, (wg + 1) % self.warpgroups)
         if wg == self.warpgroups - 1:  # the first turn is warpgroup 0's
             cute.arch.barrier_arrive(barrier_id=BARRIER_TURN, number_of_threads=256)
         i, phase = Int32(0), Int32(0)
         while tile < p.num_tiles:
-            i = self.attend(p, t, rings, wg, turn, tile, i, phase)
+            i = self.attend(p, t, rings, wg, tile, i, phase)
             cute.arch.mbarrier_wait(mailbox.full, phase)
             tile = slot[0]
             cute.arch.sync_warp()
@@ -654,7 +653,7 @@ class AttentionForward:
         cute.arch.cp_async_bulk_wait_group(0, read=True)  # shared memory must outlive the last store
 
     @cute.jit
-    def attend(self, p, t, rings, wg, turn, tile: Int32, i: Int32, phase: Int32):
+    def attend(self, p, t, rings, wg, tile: Int32, i: Int32, phase: Int32):
         """One row tile: this warpgroup's 64 rows against their KV tiles, O and LSE. Returns the new use count."""
         tidx, _, _ = cute.arch.thread_idx()
         m_block, h, b = self.tile_coords(tile, p)
@@ -674,7 +673,7 @@ class AttentionForward:
             q_idx=rows,
             limits=[self.row_columns(p, b, h, q_idx, lane) for q_idx in rows],  # held over the walk
             lane=lane,
-            turn=turn,
+            turn=Turn(wg, (wg + 1) % self.warpgroups),
             mma_qk=t.mma_qk,
             mma_pv=t.mma_pv,
             frag_q=thr_qk.make_fragment_A(thr_qk.partition_A(t.sQ))[None, None, None, wg],
@@ -720,7 +719,7 @@ class AttentionForward:
         warpgroup.wait_group(0)
         rings.v.release(i)
         i += 1
-        self.store_o(w, t, rings, o_factor, wg, thread, warp_in_wg, m_block)
+        self.store_o(w, t, o_factor, wg, thread, warp_in_wg, m_block)
         return i
 
     # ---- compute: online softmax, in log2 units ------------------------------------------------------------------
@@ -867,7 +866,7 @@ class AttentionForward:
         return o_factor
 
     @cute.jit
-    def store_o(self, w, t, rings, o_factor, wg, thread, warp_in_wg, m_block):
+    def store_o(self, w, t, o_factor, wg, thread, warp_in_wg, m_block):
         """O: registers -> this warpgroup's slice of shared memory -> TMA store, which clips what lies past the end."""
         self.rescale_o(w.acc_o, o_factor)
         frag_o = cute.make_rmem_tensor_like(w.acc_o, ELEMENT)

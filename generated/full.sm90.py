@@ -54,7 +54,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "09651213de96b580f596fbc7a13a3456037f4e96bf39347604d83fb769d2b5ac",
-    "body_sha256": "b58496d9af38bfeab64354f1cf25c685e6791fc8774c6ee5f720a3122c3e37b4",
+    "body_sha256": "4f6741b9f3bab63cccd360c7d6b0eecf783f1c725c30885aa910311053df0cae",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -608,12 +608,11 @@ class AttentionForward:
     @cute.jit
     def consume(self, p, t, rings, mailbox, slot, wg, tile: Int32):
         """Walk the CTA's tiles as the producer does, reading each next one from the mailbox (see `load`)."""
-        turn = Turn(wg, (wg + 1) % self.warpgroups)
         if wg == self.warpgroups - 1:  # the first turn is warpgroup 0's
             cute.arch.barrier_arrive(barrier_id=BARRIER_TURN, number_of_threads=256)
         i, phase = Int32(0), Int32(0)
         while tile < p.num_tiles:
-            i = self.attend(p, t, rings, wg, turn, tile, i, phase)
+            i = self.attend(p, t, rings, wg, tile, i, phase)
             cute.arch.mbarrier_wait(mailbox.full, phase)
             tile = slot[0]
             cute.arch.sync_warp()
@@ -623,7 +622,7 @@ class AttentionForward:
         cute.arch.cp_async_bulk_wait_group(0, read=True)  # shared memory must outlive the last store
 
     @cute.jit
-    def attend(self, p, t, rings, wg, turn, tile: Int32, i: Int32, phase: Int32):
+    def attend(self, p, t, rings, wg, tile: Int32, i: Int32, phase: Int32):
         """One row tile: this warpgroup's 64 rows against their KV tiles, O and LSE. Returns the new use count."""
         tidx, _, _ = cute.arch.thread_idx()
         m_block, h, b = self.tile_coords(tile, p)
@@ -643,7 +642,7 @@ class AttentionForward:
             q_idx=rows,
             limits=[self.row_columns(p, b, h, q_idx, lane) for q_idx in rows],  # held over the walk
             lane=lane,
-            turn=turn,
+            turn=Turn(wg, (wg + 1) % self.warpgroups),
             mma_qk=t.mma_qk,
             mma_pv=t.mma_pv,
             frag_q=thr_qk.make_fragment_A(thr_qk.partition_A(t.sQ))[None, None, None, wg],
@@ -682,7 +681,7 @@ class AttentionForward:
         warpgroup.wait_group(0)
         rings.v.release(i)
         i += 1
-        self.store_o(w, t, rings, o_factor, wg, thread, warp_in_wg, m_block)
+        self.store_o(w, t, o_factor, wg, thread, warp_in_wg, m_block)
         return i
 
     # ---- compute: online softmax, in log2 units ------------------------------------------------------------------
@@ -829,7 +828,7 @@ class AttentionForward:
         return o_factor
 
     @cute.jit
-    def store_o(self, w, t, rings, o_factor, wg, thread, warp_in_wg, m_block):
+    def store_o(self, w, t, o_factor, wg, thread, warp_in_wg, m_block):
         """O: registers -> this warpgroup's slice of shared memory -> TMA store, which clips what lies past the end."""
         self.rescale_o(w.acc_o, o_factor)
         frag_o = cute.make_rmem_tensor_like(w.acc_o, ELEMENT)

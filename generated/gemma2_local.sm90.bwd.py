@@ -57,7 +57,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "gemma2_local_bwd_sm_90_caa75e6c",
+    "kernel_id": "gemma2_local_bwd_sm_90_64610bd7",
     "name": "gemma2_local",
     "direction": "backward",
     "target": "sm_90a",

@@ -57,7 +57,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "gpt_oss_local_bwd_sm_90_b41319f8",
+    "kernel_id": "gpt_oss_local_bwd_sm_90_ab46c926",
     "name": "gpt_oss_local",
     "direction": "backward",
     "target": "sm_90a",

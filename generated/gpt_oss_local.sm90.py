@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "ab7efb4d26c195b234ba98ec0eadc128a46ebfb856443c937fadc10ba0da8463",
-    "body_sha256": "cdd9dfd66b6eea46b3909b2ba05d1cc0f8f3434bbf38c0c14a88e69adcbf22f8",
+    "body_sha256": "a06fc90d456c39d3201e66f243b78b26b5b357d0c361cf46a8a209be184bb55c",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -616,14 +616,14 @@ class AttentionForward:
 
     @cute.jit
     def pass_tiles(self, w, rings, i: Int32, count: Int32):
-        """Give back `count` KV tiles that only other warpgroups read, keeping this one's place in the turn."""
+        """Give back `count` KV tiles that only other warpgroups read: a free stage has been given back by all."""
         for _ in cutlass.range(count, unroll=1):
             self.pass_tile(w, rings, i)
             i += 1
         return i
 
     def pass_tile(self, w, rings, i):
-        """The waits, turns and releases of one step, and nothing in between."""
+        """What one step does for the other roles, and nothing in between."""
         rings.k.wait(i)
         rings.k.release(i)
         rings.v.wait(i)
@@ -632,10 +632,9 @@ class AttentionForward:
     @cute.jit
     def consume(self, p, t, rings, mailbox, slot, wg, tile: Int32):
         """Walk the CTA's tiles as the producer does, reading each next one from the mailbox (see `load`)."""
-        turn = None
         i, phase = Int32(0), Int32(0)
         while tile < p.num_tiles:
-            i = self.attend(p, t, rings, wg, turn, tile, i, phase)
+            i = self.attend(p, t, rings, wg, tile, i, phase)
             cute.arch.mbarrier_wait(mailbox.full, phase)
             tile = slot[0]
             cute.arch.sync_warp()
@@ -645,7 +644,7 @@ class AttentionForward:
         cute.arch.cp_async_bulk_wait_group(0, read=True)  # shared memory must outlive the last store
 
     @cute.jit
-    def attend(self, p, t, rings, wg, turn, tile: Int32, i: Int32, phase: Int32):
+    def attend(self, p, t, rings, wg, tile: Int32, i: Int32, phase: Int32):
         """One row tile: this warpgroup's 64 rows against their KV tiles, O and LSE. Returns the new use count."""
         tidx, _, _ = cute.arch.thread_idx()
         m_block, h, b = self.tile_coords(tile, p)
@@ -665,7 +664,6 @@ class AttentionForward:
             q_idx=rows,
             limits=[self.row_columns(p, b, h, q_idx, lane) for q_idx in rows],  # held over the walk
             lane=lane,
-            turn=turn,
             mma_qk=t.mma_qk,
             mma_pv=t.mma_pv,
             frag_q=thr_qk.make_fragment_A(thr_qk.partition_A(t.sQ))[None, None, None, wg],
@@ -718,7 +716,7 @@ class AttentionForward:
         rings.v.release(i)
         i += 1
         i = self.pass_tiles(w, rings, i, live_min - n_min)
-        self.store_o(w, t, rings, o_factor, wg, thread, warp_in_wg, m_block)
+        self.store_o(w, t, o_factor, wg, thread, warp_in_wg, m_block)
         return i
 
     # ---- compute: online softmax, in log2 units ------------------------------------------------------------------
@@ -880,7 +878,7 @@ class AttentionForward:
         return o_factor
 
     @cute.jit
-    def store_o(self, w, t, rings, o_factor, wg, thread, warp_in_wg, m_block):
+    def store_o(self, w, t, o_factor, wg, thread, warp_in_wg, m_block):
         """O: registers -> this warpgroup's slice of shared memory -> TMA store, which clips what lies past the end."""
         self.rescale_o(w.acc_o, o_factor)
         frag_o = cute.make_rmem_tensor_like(w.acc_o, ELEMENT)

@@ -54,7 +54,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "mla_prefill_bwd_sm_90_fc90c2d2",
+    "kernel_id": "mla_prefill_bwd_sm_90_82db6c8c",
     "name": "mla_prefill",
     "direction": "backward",
     "target": "sm_90a",

@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "e996f4ec5030b41c0a073655fe574025f7d7e53f5a6b5aaad2cae4856250813e",
-    "body_sha256": "f3cb48d9b6b005a2e6340e06bea58ad65103085474850be40125d26823ba1497",
+    "body_sha256": "73c73c064f69c08b70d45a0475e7185300f541d2e015f9efb12e18c0394deb48",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -640,14 +640,14 @@ class AttentionForward:
 
     @cute.jit
     def pass_tiles(self, w, rings, i: Int32, count: Int32):
-        """Give back `count` KV tiles that only other warpgroups read, keeping this one's place in the turn."""
+        """Give back `count` KV tiles that only other warpgroups read: a free stage has been given back by all."""
         for _ in cutlass.range(count, unroll=1):
             self.pass_tile(w, rings, i)
             i += 1
         return i
 
     def pass_tile(self, w, rings, i):
-        """The waits, turns and releases of one step, and nothing in between."""
+        """What one step does for the other roles, and nothing in between."""
         rings.k.wait(i)
         w.turn.wait()
         w.turn.pass_on()
@@ -658,12 +658,11 @@ class AttentionForward:
     @cute.jit
     def consume(self, p, t, rings, mailbox, slot, wg, tile: Int32):
         """Walk the CTA's tiles as the producer does, reading each next one from the mailbox (see `load`)."""
-        turn = Turn(wg, (wg + 1) % self.warpgroups)
         if wg == self.warpgroups - 1:  # the first turn is warpgroup 0's
             cute.arch.barrier_arrive(barrier_id=BARRIER_TURN, number_of_threads=256)
         i, phase = Int32(0), Int32(0)
         while tile < p.num_tiles:
-            i = self.attend(p, t, rings, wg, turn, tile, i, phase)
+            i = self.attend(p, t, rings, wg, tile, i, phase)
             cute.arch.mbarrier_wait(mailbox.full, phase)
             tile = slot[0]
             cute.arch.sync_warp()
@@ -673,7 +672,7 @@ class AttentionForward:
         cute.arch.cp_async_bulk_wait_group(0, read=True)  # shared memory must outlive the last store
 
     @cute.jit
-    def attend(self, p, t, rings, wg, turn, tile: Int32, i: Int32, phase: Int32):
+    def attend(self, p, t, rings, wg, tile: Int32, i: Int32, phase: Int32):
         """One row tile: this warpgroup's 64 rows against their KV tiles, O and LSE. Returns the new use count."""
         tidx, _, _ = cute.arch.thread_idx()
         m_block, h, b = self.tile_coords(tile, p)
@@ -693,7 +692,7 @@ class AttentionForward:
             q_idx=rows,
             limits=[self.row_columns(p, b, h, q_idx, lane) for q_idx in rows],  # held over the walk
             lane=lane,
-            turn=turn,
+            turn=Turn(wg, (wg + 1) % self.warpgroups),
             mma_qk=t.mma_qk,
             mma_pv=t.mma_pv,
             frag_q=thr_qk.make_fragment_A(thr_qk.partition_A(t.sQ))[None, None, None, wg],
@@ -739,7 +738,7 @@ class AttentionForward:
         warpgroup.wait_group(0)
         rings.v.release(i)
         i += 1
-        self.store_o(w, t, rings, o_factor, wg, thread, warp_in_wg, m_block)
+        self.store_o(w, t, o_factor, wg, thread, warp_in_wg, m_block)
         return i
 
     # ---- compute: online softmax, in log2 units ------------------------------------------------------------------
@@ -886,7 +885,7 @@ class AttentionForward:
         return o_factor
 
     @cute.jit
-    def store_o(self, w, t, rings, o_factor, wg, thread, warp_in_wg, m_block):
+    def store_o(self, w, t, o_factor, wg, thread, warp_in_wg, m_block):
         """O: registers -> this warpgroup's slice of shared memory -> TMA store, which clips what lies past the end."""
         self.rescale_o(w.acc_o, o_factor)
         frag_o = cute.make_rmem_tensor_like(w.acc_o, ELEMENT)

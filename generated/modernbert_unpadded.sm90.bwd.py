@@ -56,7 +56,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "modernbert_unpadded_bwd_sm_90_fd5d8b99",
+    "kernel_id": "modernbert_unpadded_bwd_sm_90_2c8e3272",
     "name": "modernbert_unpadded",
     "direction": "backward",
     "target": "sm_90a",

@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0903924f07108d85fb9619611fb53d9f68161226a764665a96de6a84560fea71",
-    "body_sha256": "a9cad759628635997c10fa7d8b3143037cb954bb22a9613ce9ea981ea8e9d834",
+    "body_sha256": "501445309b294c2899d755a672f76b34bf83b8373724ad2847b28080ed6225fa",
     "layout": "varlen",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -760,14 +760,14 @@ class AttentionForward:
 
     @cute.jit
     def pass_tiles(self, w, rings, i: Int32, count: Int32):
-        """Give back `count` KV tiles that only other warpgroups read, keeping this one's place in the turn."""
+        """Give back `count` KV tiles that only other warpgroups read: a free stage has been given back by all."""
         for _ in cutlass.range(count, unroll=1):
             self.pass_tile(w, rings, i)
             i += 1
         return i
 
     def pass_tile(self, w, rings, i):
-        """The waits, turns and releases of one step, and nothing in between."""
+        """What one step does for the other roles, and nothing in between."""
         rings.k.wait(i)
         rings.k.release(i)
         rings.v.wait(i)
@@ -776,7 +776,6 @@ class AttentionForward:
     @cute.jit
     def consume(self, p, t, rings, mailbox, slot, wg):
         """Walk the CTA's tiles as the producer tells them."""
-        turn = None
         i, phase = Int32(0), Int32(0)
         going = Boolean(True)
         while going:
@@ -787,12 +786,12 @@ class AttentionForward:
                 cute.arch.mbarrier_arrive(mailbox.empty)
             going = told[0] >= 0
             if going:
-                i = self.attend(self.sequence(p, told), t, rings, wg, turn, i, phase)
+                i = self.attend(self.sequence(p, told), t, rings, wg, i, phase)
             phase ^= 1
         cute.arch.cp_async_bulk_wait_group(0, read=True)  # shared memory must outlive the last store
 
     @cute.jit
-    def attend(self, p, t, rings, wg, turn, i: Int32, phase: Int32):
+    def attend(self, p, t, rings, wg, i: Int32, phase: Int32):
         """The row tile `p.place`: this warpgroup's 64 rows against their KV tiles, O and LSE.
 
         Returns the new use count.
@@ -815,7 +814,6 @@ class AttentionForward:
             q_idx=rows,
             limits=[self.row_columns(p, b, h, q_idx, lane) for q_idx in rows],  # held over the walk
             lane=lane,
-            turn=turn,
             mma_qk=t.mma_qk,
             mma_pv=t.mma_pv,
             frag_q=thr_qk.make_fragment_A(thr_qk.partition_A(t.sQ))[None, None, None, wg],
@@ -868,7 +866,7 @@ class AttentionForward:
         rings.v.release(i)
         i += 1
         i = self.pass_tiles(w, rings, i, live_min - n_min)
-        self.store_o(w, t, rings, o_factor, wg, thread, warp_in_wg, m_block)
+        self.store_o(w, t, o_factor, wg, thread, warp_in_wg, m_block)
         return i
 
     # ---- compute: online softmax, in log2 units ------------------------------------------------------------------
@@ -1016,7 +1014,7 @@ class AttentionForward:
         return o_factor
 
     @cute.jit
-    def store_o(self, w, t, rings, o_factor, wg, thread, warp_in_wg, m_block):
+    def store_o(self, w, t, o_factor, wg, thread, warp_in_wg, m_block):
         """O: registers -> this warpgroup's slice of shared memory -> TMA store, which clips what lies past the end."""
         self.rescale_o(w.acc_o, o_factor)
         self.clear_rows(w)

@@ -69,9 +69,8 @@ class GradientForm(Node):
     #: d score / d s; the constant 1 where the score adds to `s`.
     slope: Expr
     contributions: tuple[Contribution, ...] = ()
-    #: Tensors declared `grad` that the epilogue reads: see `passes.epilogue`.
-    in_epilogue: tuple[str, ...] = ()
-    #: Tensors declared `grad` that no derivative reaches (read in a mask, an index, a condition): gradient zero.
+    #: Tensors declared `grad` that no derivative reaches (read in a mask, an index, a condition): gradient zero. What
+    #: the epilogue reads is not among them: see `passes.epilogue`.
     zero: tuple[str, ...] = ()
 
     @property

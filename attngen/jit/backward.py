@@ -5,7 +5,6 @@ The workspace lives as long as one launch, and is the only memory beside the gra
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from attngen.jit.cache import KernelCache
 from attngen.jit.launch import Ready
 from attngen.jit.load import Progress
 from attngen.jit.named import Binder
+from attngen.jit.notice import say
 from attngen.jit.scale import Scale, number
 from attngen.jit.shapes import sizes_of
 from attngen.jit.tables import Tables
@@ -257,4 +257,4 @@ class Backward(Variants):
         )
         if not torch.is_deterministic_algorithms_warn_only_enabled():
             raise fault
-        warnings.warn(str(fault), UserWarning, stacklevel=2)
+        say(str(fault), UserWarning)

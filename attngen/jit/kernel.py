@@ -7,7 +7,6 @@ tensors, other dtypes, autocast, tracing, `check`) goes the general way.
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from attngen.jit.modes import (
     is_dynamo,
 )
 from attngen.jit.named import TORCH_DTYPE
+from attngen.jit.notice import say_once
 from attngen.jit.serving import serving_of
 from attngen.jit.tables import TableBinder, Tables, nothing_to_keep
 from attngen.jit.traced import traced
@@ -44,10 +44,6 @@ from attngen.source import KernelSource
 
 _Tensor = torch.Tensor
 _AUTOCAST = ("cpu", "cuda")
-
-
-class AttngenNotice(UserWarning):
-    """Something worth knowing once, such as that CPU tensors run the reference."""
 
 
 class Attention:
@@ -332,7 +328,7 @@ class Attention:
         tail = self._bound(q, k, v, named, out, lse, check)
         if device == "cuda":
             return self._launch(self.ready(q.device.index), q, k, v, tail, scale, out, lse, return_lse)
-        _say_once(f"`{self.spec.name}` runs the blockwise reference: its tensors are on the CPU")
+        say_once("cpu", f"`{self.spec.name}` runs the blockwise reference: its tensors are on the CPU")
         return self.launcher.reference(q, k, v, tail, scale, out, lse, return_lse)
 
     def bound(self, q: Any, k: Any, v: Any, named: dict[str, Any], *, check: bool = False) -> tuple[Any, ...]:
@@ -394,13 +390,3 @@ class Attention:
         if index not in self._ready_on:
             self.compile(index)
         return self._ready_on[index]
-
-
-_said = False
-
-
-def _say_once(text: str) -> None:
-    global _said
-    if not _said:
-        _said = True
-        warnings.warn(text, AttngenNotice, stacklevel=5)

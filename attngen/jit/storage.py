@@ -9,12 +9,12 @@ import os
 import shutil
 import tempfile
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from attngen.diag.diagnostic import AttnError, error
+from attngen.jit.notice import AttngenWarning, say
 
 log = logging.getLogger("attngen.cache")
 LOCK_TIMEOUT_S = 600.0
@@ -23,10 +23,6 @@ _FAULTS = {
     *(errno.EIO, errno.ENAMETOOLONG, errno.ESTALE, errno.ELOOP),
     errno.ENOENT,  # somebody removed the folder meanwhile
 }
-
-
-class AttngenWarning(UserWarning):
-    """Something does not work as well as it could (a cache that cannot be written, say); results are unaffected."""
 
 
 class Busy(Exception):
@@ -107,12 +103,11 @@ def warn_once(root: Path, failure: OSError) -> None:
         known = root in _warned
         _warned.add(root)
     if not known:
-        warnings.warn(
+        say(
             f"the kernel cache {root} cannot be written ({failure.strerror or failure}); compiled kernels live in a "
             "temporary folder of this process and are compiled again next time. Free space or permissions there, or "
             "name another folder with ATTNGEN_CACHE_DIR or cache_dir=.",
             AttngenWarning,
-            stacklevel=6,
         )
 
 

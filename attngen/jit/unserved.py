@@ -5,7 +5,6 @@ What is refused is said twice: in a notice when it is built, and in the error th
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -17,8 +16,8 @@ from attngen.ir.types import Layout
 from attngen.jit import autograd, contract, views
 from attngen.jit.blocks import block_map
 from attngen.jit.checks import check_call
-from attngen.jit.kernel import AttngenNotice
 from attngen.jit.named import Binder
+from attngen.jit.notice import say
 from attngen.jit.ragged import RaggedBinder
 from attngen.jit.scale import Scale, number
 from attngen.jit.segments import segments_of
@@ -57,7 +56,7 @@ class ReferenceAttention:
         self._ragged = Ragged(spec) if spec.layout.is_ragged else None
         self._scale = Scale(spec)
         what = "; ".join(d.message for d in reasons)
-        warnings.warn(f"`{spec.name}` runs on CPU tensors only: {what}", AttngenNotice, stacklevel=4)
+        say(f"`{spec.name}` runs on CPU tensors only: {what}")
 
     def __call__(
         self,

@@ -81,7 +81,6 @@ def _form(spec: AttentionSpec, score: Expr, sink: Expr | None) -> GradientForm:
         score=score,
         slope=slope,
         contributions=tuple(found),
-        in_epilogue=after,
         zero=tuple(n for n in learned if n not in reached and n not in after),
     )
 

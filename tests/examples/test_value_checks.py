@@ -11,7 +11,7 @@ from ways import Way, values, ways
 
 import attngen
 from attngen.ir.spec import AttentionSpec
-from attngen.jit.kernel import AttngenNotice
+from attngen.jit.notice import AttngenNotice
 from attngen.syntax import load_spec
 
 CAUSAL = "mask = kv_idx <= q_pos"

@@ -11,7 +11,7 @@ import torch
 
 import attngen
 from attngen.ir.spec import AttentionSpec
-from attngen.jit.kernel import AttngenNotice
+from attngen.jit.notice import AttngenNotice
 from attngen.ref import interp
 from attngen.search import plan
 

@@ -19,7 +19,7 @@ from attngen.search import plan
 from attngen.search_backward import plan_backward
 from attngen.syntax import make_spec
 
-pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.kernel.AttngenNotice")
+pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.notice.AttngenNotice")
 CAUSAL = "kv_idx <= q_pos"
 BIAS = {"bias": {"dims": ("heads_q", "seqlen_kv"), "grad": True}}
 SPECS = {

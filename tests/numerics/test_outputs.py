@@ -19,7 +19,7 @@ from attngen.search import plan
 from attngen.search_backward import plan_backward
 from attngen.syntax import make_spec
 
-pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.kernel.AttngenNotice", "ignore::DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.notice.AttngenNotice", "ignore::DeprecationWarning")
 CAUSAL = "kv_idx <= q_pos"
 GATE = {"gate": {"dtype": "bf16", "dims": ("batch", "seqlen_q", "heads_q", "head_dim_v"), "grad": True}}
 SPECS = {

@@ -24,7 +24,7 @@ from attngen.jit.load import Loaded
 from attngen.ref import dense
 from attngen.samples import Shape
 
-pytestmark = [pytest.mark.dsl, pytest.mark.filterwarnings("ignore::attngen.jit.kernel.AttngenNotice")]
+pytestmark = [pytest.mark.dsl, pytest.mark.filterwarnings("ignore::attngen.jit.notice.AttngenNotice")]
 
 
 def in_checker(attn: Attention, monkeypatch: pytest.MonkeyPatch) -> Attention:

@@ -17,7 +17,7 @@ attention a {
   score = s + bias[h] * gate[h]
 }
 """
-pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.kernel.AttngenNotice")
+pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.notice.AttngenNotice")
 
 
 def arguments() -> tuple[list[Any], dict[str, Any]]:

@@ -18,7 +18,7 @@ attention a {
   mask = q_pos - kv_idx < keys
 }
 """
-pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.kernel.AttngenNotice")
+pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.notice.AttngenNotice")
 BIAS = torch.ones(1)
 
 

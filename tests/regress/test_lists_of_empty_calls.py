@@ -12,7 +12,7 @@ from attngen import AttnError, build
 from attngen.passes.serves import why_not
 from attngen.syntax import load_spec
 
-pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.kernel.AttngenNotice")
+pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.notice.AttngenNotice")
 GATED = """  tensor gate: bf16[batch, seqlen_q, heads_q, head_dim_v] grad
   tensor level: f32[batch, seqlen_q, heads_q] grad
   sink     = level[b, q_idx, h]

@@ -23,7 +23,7 @@ attention a {
 """
 
 
-@pytest.mark.filterwarnings("ignore::attngen.jit.kernel.AttngenNotice")
+@pytest.mark.filterwarnings("ignore::attngen.jit.notice.AttngenNotice")
 def test_a_short_tensor_is_found() -> None:
     attn, x = build(SPEC), torch.zeros(1, 9, 2, 64, dtype=torch.bfloat16)
     attn((x, x), (x, x), x, few=torch.ones(9), check=True)

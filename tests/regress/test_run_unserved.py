@@ -11,7 +11,7 @@ import attngen
 from attngen.cli.main import app
 from attngen.diag.diagnostic import AttnError
 from attngen.jit import device
-from attngen.jit.kernel import AttngenNotice
+from attngen.jit.notice import AttngenNotice
 from attngen.passes.serves import why_not
 from attngen.syntax import load_spec
 

@@ -10,7 +10,7 @@ from attngen.jit.lists import lists_of
 from attngen.ref import dense, ragged
 from attngen.syntax import load_spec
 
-pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.kernel.AttngenNotice")
+pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.notice.AttngenNotice")
 LENGTHS = [3, 0, 7, 1]
 
 

@@ -21,7 +21,7 @@ from attngen.jit import cache as module
 from attngen.jit import storage
 from attngen.jit.cache import Entry, KernelCache
 from attngen.jit.key import compile_variables, fingerprint, toolchain, toolchain_id
-from attngen.jit.storage import AttngenWarning
+from attngen.jit.notice import AttngenWarning
 
 KEY = "ab" * 32
 

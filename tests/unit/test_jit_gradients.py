@@ -22,7 +22,7 @@ from attngen.ref import dense
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 BF16 = torch.bfloat16
 DTYPE = {DType.BF16: torch.bfloat16, DType.FP16: torch.float16}
-pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.kernel.AttngenNotice")
+pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.notice.AttngenNotice")
 SINKS = """attn 1
 attention sinks {
   head_dim = 64

@@ -13,7 +13,7 @@ from attngen.jit import lists
 from attngen.jit.lists import ListTables
 from attngen.jit.tables import PartTables, TableLauncher, Tables
 
-pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.kernel.AttngenNotice")
+pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.notice.AttngenNotice")
 BRANCHES = """attn 1
 attention two {
   head_dim = 64

@@ -20,7 +20,7 @@ from attngen.search import plan
 from attngen.syntax import load_spec, print_expr, print_spec
 
 BF16 = torch.bfloat16
-pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.kernel.AttngenNotice")
+pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.notice.AttngenNotice")
 RICH = """  head_dim = 64
   param window: int >= 1 = 30
   tensor bias: f32[batch, heads_q, seqlen_q, seqlen_kv] grad

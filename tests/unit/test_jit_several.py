@@ -15,7 +15,7 @@ from attngen.jit.several import SeveralAttention
 from attngen.ref import dense
 
 BF16 = torch.bfloat16
-pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.kernel.AttngenNotice")
+pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.notice.AttngenNotice")
 DIFF = """attn 1
 attention diff {
   head_dim = 64, v = 32

