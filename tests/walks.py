@@ -144,7 +144,7 @@ def forward(k: Kernel, c: Call, workers: int = 3) -> None:
         for wg in range(owner.warpgroups):
             walked: list[tuple[int, int, bool]] = []
             owner.first_tile = owner.step = lambda w, r, i, n, masked, to=walked: to.append((i, int(n), bool(masked)))
-            assert owner.attend(p, t, rings, wg, NOTHING, tile, first, 0) == end
+            assert owner.attend(p, t, rings, wg, tile, first, 0) == end
             for i, n, masked in walked:
                 assert tiles[i] == n, "a warpgroup takes a tile for another one"
                 for head in range(h * pack, (h + 1) * pack):
