@@ -204,28 +204,45 @@ def by_parts(
 
 def _by_lists(
     spec: AttentionSpec,
-    p: Any,
+    p: KernelPlan,
     inner: AttentionSpec,
     case: str,
     exact: Any,
     qkv: tuple[Any, Any, Any],
     arguments: dict[str, Any],
 ) -> Outcome:
-    """A plan over K and V that were gathered by lists, those of the map that the dense meaning reads."""
     from attngen.ir.types import Layout
+
+    found = by_lists(spec.replace(layout=Layout.BSHD), p, inner, qkv, arguments["params"], arguments["tensors"])
+    if found is None:
+        return Outcome(f"plan {p.name}", case, skipped="the lists of keys are the caller's")
+    return _outcome(f"plan {p.name}", case, *found, exact)
+
+
+def by_lists(
+    spec: AttentionSpec,
+    p: KernelPlan,
+    inner: AttentionSpec,
+    qkv: tuple[Any, Any, Any],
+    params: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+) -> tuple[Any, Any] | None:
+    """(o, lse) by a plan over K and V that were gathered by lists, those of the map that the dense meaning reads; None
+    where the clause is none of the spec's own. `tensors`: of a ragged layout the lengths too.
+    """
+    from attngen.jit.gathered import gathered
     from attngen.jit.lists import lists_of
-    from attngen.jit.selected import gathered
     from attngen.passes.selected import BLOCKS
     from attngen.ref import interp
 
-    tensors = dict(arguments["tensors"])
-    if BLOCKS not in tensors:
-        return Outcome(f"plan {p.name}", case, skipped="the lists of keys are the caller's")
-    lists = lists_of(tensors.pop(BLOCKS))
-    call = gathered(spec.replace(layout=Layout.BSHD), *qkv, lists, {**arguments["params"], **tensors})
-    params, own = ({d.name: call.named[d.name] for d in decls} for decls in (inner.params, inner.tensors))
-    result = interp.run(p, inner, call.q, call.k, call.v, params=params, tensors=own)
-    return _outcome(f"plan {p.name}", case, call.o(result[0]), call.lse(result[1]), exact)
+    named = {**params, **tensors}
+    if BLOCKS not in named:
+        return None
+    lists = lists_of(named.pop(BLOCKS))
+    call = gathered(spec, *qkv, lists, named)
+    known, own = ({d.name: call.named[d.name] for d in decls} for decls in (inner.params, inner.tensors))
+    result = interp.run(p, inner, call.q, call.k, call.v, params=known, tensors=own)
+    return call.o(result[0]), call.lse(result[1])
 
 
 def _kernel(

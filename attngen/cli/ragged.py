@@ -12,7 +12,7 @@ from attngen.ir.types import Layout
 
 if TYPE_CHECKING:
     from attngen.cli.numeric import Outcome
-    from attngen.ir.plan import KernelPlan
+    from attngen.ir.plan import KernelPlan, PlanSet
     from attngen.ir.spec import AttentionSpec
     from attngen.samples import Shape
 
@@ -51,6 +51,7 @@ def call(spec: AttentionSpec, shape: Shape, seed: int) -> Call:
     import torch
 
     from attngen import samples
+    from attngen.passes.selected import BLOCKS, is_selected
 
     g = torch.Generator().manual_seed(seed)
     extents = [shape.seqlen_q, shape.seqlen_kv, *((shape.seqlen_kv + 1) // 2 for _ in spec.segments)]
@@ -78,10 +79,13 @@ def call(spec: AttentionSpec, shape: Shape, seed: int) -> Call:
         alone = spec.replace(segments=(s,), branches=(), v_view_start=None)
         _, ks, vs = samples.qkv(alone, replace(own, seqlen_kv=extents[2 + i]), seed=seed + 1000 + i)
         segments[s.name] = (laid_out(ks, 2 + i), laid_out(vs, 2 + i), lengths[2 + i])
+    tensors = samples.tensors(spec, shape, seed=seed)
+    if is_selected(spec) and BLOCKS in tensors:  # a list is one for all query heads
+        tensors[BLOCKS] = tensors[BLOCKS][:, :1]
     return Call(
         (_each(lambda x: laid_out(x, 0), q), _each(lambda x: laid_out(x, 1), k), _each(lambda x: laid_out(x, 1), v)),
         {t.name: n for t, n in zip(spec.lengths, lengths, strict=False)},
-        samples.tensors(spec, shape, seed=seed),
+        tensors,
         segments,
     )
 
@@ -94,6 +98,8 @@ def verify(
 
     from attngen.cli.numeric import Outcome, by_parts, nth
     from attngen.passes.parts import parts
+    from attngen.passes.placed import places_of
+    from attngen.passes.selected import is_selected
     from attngen.passes.serves import served_parts
     from attngen.ref import blockwise
     from attngen.search import plan
@@ -113,8 +119,11 @@ def verify(
     except AttnError as fault:
         why = "; ".join(f"{d.code}: {d.message}" for d in fault.diagnostics)
         return [*outcomes, Outcome("plan", case, skipped=why)]
-    plain = unrounded.replace(layout=Layout.BSHD)
-    for i in range(max(len(plans.plans) for plans in found)):
+    if is_selected(spec):
+        outcomes += _by_lists(spec, found[0], case, made, params, exact)
+        found = []
+    plain = None if any(places_of(spec, x) for x in spec.segments) else unrounded.replace(layout=Layout.BSHD)
+    for i in range(max((len(plans.plans) for plans in found), default=0)):
         chosen = [nth(plans, i) for plans in found]
 
         def by_plan(
@@ -122,7 +131,7 @@ def verify(
             i: int = i, chosen: list[KernelPlan] = chosen,
         ) -> Any:  # fmt: skip
             specs = [p.spec for p in parts(own)]
-            # where `b` is read, the mask's bounds are those of the sequence's own spec
+            # where `b` or other keys are read, the mask's bounds are those of the sequence's own spec
             mine = chosen if own == plain else [nth(plan(x, target), i) for x in specs]
             return by_parts(own, mine, specs, q, k, v, params, tensors, segments or {})
 
@@ -135,6 +144,25 @@ def verify(
     return [*outcomes, _kernel(spec, target, case, made, dict(params), exact)]
 
 
+def _by_lists(
+    spec: AttentionSpec, plans: PlanSet, case: str, made: Call, params: Mapping[str, Any], exact: tuple[Any, Any]
+) -> list[Outcome]:
+    """Every plan over gathered keys: a call of its own has blocks of rows of all sequences."""
+    import torch
+
+    from attngen.cli.numeric import Outcome, by_lists
+
+    outcomes = []
+    q, k, v = (x.to(torch.float64) for x in made.qkv)
+    for p in plans.with_small:
+        o_lse = by_lists(spec, p, plans.spec, (q, k, v), params, {**made.lengths, **made.tensors})
+        if o_lse is None:
+            outcomes.append(Outcome(f"plan {p.name}", case, skipped="the lists of keys are the caller's"))
+        else:
+            outcomes.append(_compared(f"plan {p.name}", case, *o_lse, exact, _EXACT, _EXACT))
+    return outcomes
+
+
 def _kernel(
     spec: AttentionSpec, target: str, case: str, made: Call, params: dict[str, Any], exact: tuple[Any, Any]
 ) -> Outcome:
@@ -143,10 +171,14 @@ def _kernel(
 
     from attngen import api
     from attngen.cli.numeric import Outcome
+    from attngen.jit.lists import lists_of
+    from attngen.passes.selected import BLOCKS, is_selected
     from attngen.ref import dense
 
     try:
         given = {n: x.cuda() for n, x in (made.lengths | made.tensors).items()}
+        if is_selected(spec) and BLOCKS in given:
+            given[BLOCKS] = lists_of(given[BLOCKS])
         segments = {n: tuple(x.cuda() for x in part) for n, part in made.segments.items()}
         more = {"segments": segments} if segments else {}
         attention: Any = api.build(spec, target=target)

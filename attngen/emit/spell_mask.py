@@ -16,9 +16,7 @@ from attngen.ir.types import Type
 from attngen.passes.facts import Facts, may_underflow
 
 
-def mask_view(
-    printer: CutePrinter, mask: MaskPlan, facts: Facts, spec: AttentionSpec, *, by_rows: bool
-) -> MaskView:
+def mask_view(printer: CutePrinter, mask: MaskPlan, facts: Facts, spec: AttentionSpec, *, by_rows: bool) -> MaskView:
     """Spell the mask slot. A tile map is made of the spec's whole mask; it has a row for each query tile where
     `by_rows`, else for each KV tile.
     """

@@ -11,15 +11,18 @@ from typing import Any
 
 import torch
 
-from attngen.ir.expr import Expr, Load, Param, const, rewrite
-from attngen.ir.functions import apply
+from attngen.ir.expr import Expr, Load, Param, rewrite
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout, Type
 from attngen.jit.shapes import Sizes
+from attngen.passes.placed import indices_in_memory
 
 Tensor = torch.Tensor
 #: Axes that hold rows or keys of sequences, and params that say where one sequence's begin and how many there are.
 _PARTS = {"seqlen_q": ("%first_q", "%count_q"), "seqlen_kv": ("%first_kv", "%count_kv")}
+_WHERE = {
+    dim: (Param(type=Type.INT, name=first), Param(type=Type.INT, name=count)) for dim, (first, count) in _PARTS.items()
+}
 #: What a row's sequence, or its place there, says in `sequence_environment`.
 OF_SEQUENCE = ("b", "q_idx", "q_pos", "seqlen_q", "seqlen_kv", *(n for names in _PARTS.values() for n in names))
 
@@ -63,7 +66,7 @@ def sequence_environment(
     """
     device = tensors[spec.lengths[0].name].device
     env = environment(sizes, params, device)
-    extents = [_extents(spec, sizes, x, tensors[t.name]) for x, t in zip(_PARTS, spec.lengths, strict=True)]
+    extents = [extents_of(spec, sizes, x, tensors[t.name]) for x, t in zip(_PARTS, spec.lengths, strict=True)]
     firsts, counts = [x for x, _ in extents], [n for _, n in extents]
     axis = 3 if by_keys else 2
 
@@ -87,7 +90,7 @@ def sequence_environment(
     return env
 
 
-def _extents(spec: AttentionSpec, sizes: Sizes, axis: str, lengths: Tensor) -> tuple[Tensor, Tensor]:
+def extents_of(spec: AttentionSpec, sizes: Sizes, axis: str, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Where each sequence begins along an axis of the tensors, and how many rows or keys it has: int64 (batch,)."""
     held = lengths.detach().long().clamp(0, sizes[axis])
     if spec.layout is not Layout.VARLEN:
@@ -113,10 +116,4 @@ def in_memory(spec: AttentionSpec, tensor: str, indices: Sequence[Expr]) -> tupl
 
 def _moved(spec: AttentionSpec, tensor: str, indices: Sequence[Expr]) -> tuple[Expr, ...]:
     """Indices inside a sequence, clamped to it, moved to where it begins."""
-    found = []
-    for i, dim in zip(indices, spec.tensor(tensor).dims, strict=True):
-        if dim in _PARTS:
-            first, count = (Param(type=Type.INT, name=name) for name in _PARTS[str(dim)])
-            i = apply("add", first, apply("max", apply("min", i, apply("sub", count, const(1))), const(0)))
-        found.append(i)
-    return tuple(found)
+    return indices_in_memory(indices, spec.tensor(tensor).dims, _WHERE)

@@ -67,7 +67,10 @@ class Binder:
             tensor: Any = named.get(name)
             if not isinstance(tensor, _Tensor):
                 self._not_a_tensor(tensor_decl, tensor)
-            if 1 in tensor.shape:
+            shape = tensor.shape
+            if 0 in shape and q.numel() and k.numel():
+                self._without_elements(tensor_decl, tensor, self.sizes(named, q, k))
+            if 1 in shape:
                 tensor = broadcast(tensor, tensor_decl, self.sizes(named, q, k))
             values.append(tensor)
         return tuple(values)
@@ -136,6 +139,21 @@ class Binder:
             f"`{self.spec.name}` has no param or tensor `{name}`",
             helps=(f"did you mean `{close[0]}`?" if close else f"its params and tensors: {listed}",),
         )
+
+    def _without_elements(self, decl: TensorDecl, tensor: Any, sizes: Sizes) -> None:
+        """E0607 for an axis of extent 0 that a call with rows and keys has elements of: an index past the end reads the
+        last one, which there is none of.
+        """
+        if decl in self.spec.lengths or tensor.ndim != len(decl.dims):
+            return
+        for axis, (dim, extent) in enumerate(zip(decl.dims, tensor.shape, strict=True)):
+            if not extent and (isinstance(dim, int) or sizes.get(dim, 1)):
+                raise error(
+                    "E0607",
+                    f"`{decl.name}` has no elements along {dim} (axis {axis})",
+                    notes=(f"the spec declares `{_declared(decl)}`, found {tuple(tensor.shape)}",),
+                    helps=("give the axis as many elements as the call reads, or 1 to broadcast",),
+                )
 
     def _not_a_tensor(self, decl: TensorDecl, value: object) -> NoReturn:
         if value is None:

@@ -1,15 +1,22 @@
-"""The `segments` of a call: keys of their own under the call's softmax, and in ragged layouts lengths of their own."""
+"""The `segments` of a call: keys of their own under the call's softmax, and in ragged layouts lengths of their own;
+what a segment of a ragged call reads of the call's own keys.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from attngen.diag.diagnostic import error
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
-from attngen.jit.shapes import axes_of
+from attngen.jit.atoms import extents_of
+from attngen.jit.shapes import Sizes, axes_of
+from attngen.passes.parts import parts
+from attngen.passes.placed import PLACES
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +66,32 @@ def _segment(spec: AttentionSpec, name: str, part: Any, k: Any) -> Segment:
             helps=("give all parts as many KV heads; expand what they share",),
         )
     return Segment(name, part[0], part[1], part[2] if len(part) == 3 else None)
+
+
+def places_of_keys(spec: AttentionSpec, sizes: Sizes, lengths: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Where the call's own keys of each sequence begin, and how many they are: i32[batch], by the names of a kernel."""
+    found = extents_of(spec, sizes, "seqlen_kv", lengths)
+    return dict(zip(PLACES["seqlen_kv"], (x.to(torch.int32) for x in found), strict=True))
+
+
+def check_segments(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    segments: Sequence[tuple[Any, ...]],
+    params: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+) -> None:
+    """E0650 where a segment of a ragged call indexes a tensor over the call's own keys outside a sequence's: kernels
+    hold the index there. `segments`: (k, v, lengths) in the spec's order; `tensors`: the lengths too.
+    """
+    from attngen.jit.checks import check_call
+    from attngen.ref import ragged
+
+    given = {s.name: x for s, x in zip(spec.segments, segments, strict=True)}
+    for s in ragged.sequences(spec, q, k, tensors, given):
+        rows, own = ragged.of_sequence(spec, q, s, s.rows), ragged.captured(spec, s, tensors)
+        for part in parts(ragged.one(spec, s))[1:]:
+            keys, values = (ragged.of_sequence(spec, x, s, s.segments[part.name]) for x in given[part.name][:2])
+            read = {t.name: own[t.name] for t in part.spec.tensors}
+            check_call(part.spec, rows, keys, values, {p.name: params[p.name] for p in part.spec.params}, read)

@@ -8,7 +8,6 @@ batch entry, and as much for their gradients.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,120 +17,16 @@ from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout
 from attngen.jit import contract
 from attngen.jit.composed import Recipe
+from attngen.jit.gathered import gathered
 from attngen.jit.kernel import Attention
-from attngen.jit.lists import ListTables, listed
+from attngen.jit.lists import ListTables
 from attngen.jit.modes import is_dynamo
-from attngen.jit.named import Binder, broadcast
-from attngen.jit.shapes import Sizes, sizes_of
+from attngen.jit.named import Binder
+from attngen.jit.ragged import RaggedBinder
 from attngen.jit.tables import NAME, no_handle, nothing_to_keep
-from attngen.passes.selected import BLOCKS, SELECTED, SIZES, packs_heads
+from attngen.passes.selected import BLOCKS, selected_spec
 
 Tensor = torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """A call of the kernel behind a call on lists, all in bshd, and the way back."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    named: dict[str, Any]
-    sizes: Sizes
-    rows: int
-    packed: bool
-
-    def o(self, o: Tensor) -> Tensor:
-        """O of the call (batch, seqlen_q, heads_q, Dv) from that of the kernel."""
-        b, hq, sq = self.sizes["batch"], self.sizes["heads_q"], self.sizes["seqlen_q"]
-        if self.packed:
-            _, r, hkv, d = o.shape
-            group = hq // max(hkv, 1)
-            o = o.view(o.shape[0], r // max(group, 1), group, hkv, d).transpose(2, 3)
-        return o.reshape(b, self._padded, hq, o.shape[-1])[:, :sq]
-
-    def lse(self, lse: Tensor) -> Tensor:
-        """LSE of the call (batch, heads_q, seqlen_q) from that of the kernel."""
-        b, hq, sq = self.sizes["batch"], self.sizes["heads_q"], self.sizes["seqlen_q"]
-        hkv, blocks = self.sizes["heads_kv"], self._padded // self.rows
-        if self.packed:
-            parted = lse.view(b, blocks, hkv, self.rows, hq // max(hkv, 1)).permute(0, 2, 4, 1, 3)
-        else:
-            parted = lse.view(b, blocks, hq, self.rows).transpose(1, 2)
-        return parted.reshape(b, hq, self._padded)[..., :sq]
-
-    @property
-    def _padded(self) -> int:
-        """Rows of whole blocks."""
-        return -(-self.sizes["seqlen_q"] // self.rows) * self.rows
-
-
-def gathered(
-    spec: AttentionSpec,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lists: Tensor,
-    named: dict[str, Any],
-    kept: ListTables | None = None,
-) -> Gathered:
-    """The call of `selected_spec(spec)` that a call on bshd tensors is, `spec` in that layout. `named`: params and
-    captured tensors; `kept`: the caller's handle.
-    """
-    sparse = spec.block_sparse
-    assert sparse is not None
-    sizes = sizes_of(spec, q, k)
-    b, sq, skv, hq, hkv = (sizes[n] for n in ("batch", "seqlen_q", "seqlen_kv", "heads_q", "heads_kv"))
-    rows, blocks, group = sparse.q, -(-sq // sparse.q), hq // max(hkv, 1)
-    keys = listed(spec, lists, sizes) if kept is None else kept.listed(spec, lists, sizes)
-    deterministic = spec.backward.deterministic
-    ks, vs = (_gather(x, keys.index, deterministic).flatten(0, 1) for x in (k, v))
-    q = torch.nn.functional.pad(q, (0, 0, 0, 0, 0, blocks * rows - sq)) if blocks * rows != sq else q
-    packed = packs_heads(spec)
-    if packed:
-        parted = q.reshape(b, blocks, rows, hkv, group, q.shape[-1]).transpose(3, 4)
-        qs = parted.reshape(b * blocks, rows * group, hkv, q.shape[-1])
-    else:
-        qs = q.reshape(b * blocks, rows, hq, q.shape[-1])
-    known = dict(zip(SIZES, (max(blocks, 1), sq, skv, max(group, 1)), strict=True))
-    decls = {t.name: t for t in spec.tensors}
-    wide = {n: broadcast(x, decls[n], sizes) if n in decls else x for n, x in named.items()}
-    return Gathered(qs, ks, vs, {**wide, **known, SELECTED: keys.picked}, sizes, rows, packed)
-
-
-def _gather(x: Tensor, index: Tensor, deterministic: bool) -> Tensor:
-    """x (batch, seqlen, heads, D) at index (batch, blocks, n, heads): (batch, blocks, n, heads, D)."""
-    found: Tensor = _Gather.apply(x, index, deterministic)  # type: ignore[no-untyped-call]
-    return found
-
-
-def _places(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    batch = torch.arange(x.shape[0], device=x.device).view(-1, 1, 1, 1)
-    heads = torch.arange(x.shape[2], device=x.device).view(1, 1, 1, -1)
-    return batch, index, heads
-
-
-class _Gather(torch.autograd.Function):
-    """Rows by index; the gradient adds them up in fp32 and rounds once."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, deterministic: bool) -> Tensor:
-        ctx.save_for_backward(index)
-        ctx.x = x.shape, x.dtype, deterministic
-        return x[_places(x, index)]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (index,) = ctx.saved_tensors
-        shape, dtype, deterministic = ctx.x
-        total = torch.zeros(shape, dtype=torch.promote_types(dtype, torch.float32), device=grad.device)
-        batch, rows, heads = _places(total, index)
-        if deterministic or torch.are_deterministic_algorithms_enabled():
-            total.index_put_((batch, rows, heads), grad.to(total.dtype), accumulate=True)  # sorts first
-        else:
-            flat = ((batch * shape[1] + rows) * shape[2] + heads).flatten()
-            total.view(-1, shape[3]).index_add_(0, flat, grad.reshape(-1, shape[3]).to(total.dtype))
-        return total.to(dtype), None, None
 
 
 class SelectedAttention:
@@ -144,6 +39,9 @@ class SelectedAttention:
     Memory: K and V gathered by block of rows, and their gradients: blocks_q * n * kv * heads_kv * (D + Dv) elements.
     Gradients: of q, k, v and tensors declared `grad`; dK and dV of a key add up over the lists that hold it, in fp32,
     in a fixed order where the spec is deterministic.
+    Ragged layouts: lists count inside a sequence, `blocks` is (batch or 1, heads_kv or 1, blocks_q, n) with as many
+    blocks of rows as the longest sequence has, or more; those without a list see nothing. In varlen with q = 1, where
+    rows are packed, (heads_kv or 1, total_q, n) too: a list for each packed row.
     `tables`: a handle that `attn.tables()` returned keeps the sorted lists for the next call (see `ListTables`).
     Raises: AttnError as `Attention`; E0604 to E0607 (blocks), E0628 (with `check`).
     """
@@ -154,13 +52,17 @@ class SelectedAttention:
         self._recipe = recipe
         self._bhsd = spec.layout is Layout.BHSD
         self._plain = spec.replace(layout=Layout.BSHD) if self._bhsd else spec
-        self._binder = Binder(spec)
+        binder: type[Binder] = RaggedBinder if spec.layout.is_ragged else Binder
+        self._binder = binder(self._plain)
         assert spec.block_sparse is not None
         self._sparse = spec.block_sparse
         #: What `contract` looks at: the call without its lists, whose axes are others than a mask's.
         self._checked = self._plain.replace(
             tensors=tuple(t for t in spec.tensors if t.name != BLOCKS), block_sparse=None
         )
+        self._without_lists = binder(self._checked)
+        #: Of what such a kernel may take, what this one does.
+        self._read = inner.binder.names
 
     @property
     def kernels(self) -> tuple[Attention, ...]:
@@ -218,14 +120,17 @@ class SelectedAttention:
         kept = None if NAME in self._binder.names else self._kept(named.pop(NAME, None))
         if self._bhsd:
             q, k, v = (x.transpose(1, 2) if isinstance(x, Tensor) and x.ndim == 4 else x for x in (q, k, v))
+        if isinstance(self._binder, RaggedBinder):
+            named = dict(self._binder.filled(named, q, k))
         if not is_dynamo():
             q, k, v = _cast(q, k, v)
             self._fits(q, k, v, blocks, named)
         if check:
-            _listed_well(blocks, -(-k.shape[1] // self._sparse.kv))
+            self._check(q, k, v, blocks, named)
         call = gathered(self._plain, q, k, v, blocks, named, kept)
-        own = {**call.named, **({} if kept is None or not self.inner.keeps_tables else {NAME: kept.tables})}
-        found = self.inner(call.q, call.k, call.v, return_lse=return_lse, scale=scale, check=check, **own)
+        own = {n: x for n, x in call.named.items() if n in self._read}
+        own |= {} if kept is None or not self.inner.keeps_tables else {NAME: kept.tables}
+        found = self.inner(call.q, call.k, call.v, return_lse=return_lse, scale=scale, **own)
         o = call.o(found[0] if return_lse else found)
         o = (o.transpose(1, 2) if self._bhsd else o).contiguous()
         return (o, call.lse(found[1]).contiguous()) if return_lse else o
@@ -265,19 +170,92 @@ class SelectedAttention:
                 notes=("a list holds the numbers of the blocks of keys that a block of rows sees",),
                 helps=("of a bool map m: m.int().argsort(-1, descending=True), filled up with -1",),
             )
-        want = (q.shape[0], k.shape[2], -(-q.shape[1] // sparse.q))
+        self._fits_lists(blocks, q, k, named)
+
+    def _fits_lists(self, blocks: Tensor, q: Any, k: Any, named: dict[str, Any]) -> None:
+        """E0607 for the shape of the lists."""
+        sizes, rows = self._binder.sizes(named, q, k), self._sparse.q
+        batch, heads = sizes["batch"], sizes["heads_kv"]
+        count = -(-sizes["seqlen_q"] // rows)
+        lead: tuple[int, ...] = (batch, heads)
+        extents = f"{batch} or 1, {heads} or 1, {count}, n"
+        exact = self.spec.layout is not Layout.VARLEN  # there no length is known
+        if not exact:
+            extents = f"{batch} or 1, {heads} or 1, blocks_q of the longest sequence, n"
+        if self._packs_rows and blocks.ndim == 3:
+            lead, extents, exact = ((heads,), f"{heads} or 1, {count}, n", True)
         if (
-            blocks.ndim != 4
-            or any(n not in (m, 1) for n, m in zip(blocks.shape[:2], want, strict=False))
-            or blocks.shape[2] != want[2]
+            blocks.ndim != len(lead) + 2
+            or any(n not in (m, 1) for n, m in zip(blocks.shape, lead, strict=False))
+            or (exact and blocks.shape[-2] != count)
         ):
             raise error(
                 "E0607",
-                f"`{BLOCKS}` has {blocks.ndim} axes {tuple(blocks.shape)}, this call needs "
-                f"({want[0]} or 1, {want[1]} or 1, {want[2]}, n)",
-                notes=(f"a list for each block of {sparse.q} rows of each KV head",),
+                f"`{BLOCKS}` has {blocks.ndim} axes {tuple(blocks.shape)}, this call needs ({extents})",
+                notes=(f"a list for each block of {rows} rows of each KV head",),
                 helps=("give one list for each block of rows; -1 fills a short one up",),
             )
+        if not exact and (starts := named["cu_seqlens_q"]).device.type == "cpu":  # what the host sees costs no wait
+            self._has_lists(blocks, starts.diff().tolist())
+
+    def _has_lists(self, blocks: Tensor, rows: list[int]) -> None:
+        """E0607 where a sequence of so many rows has no list for some of them."""
+        for b, n in enumerate(rows):
+            need, found = -(-n // self._sparse.q), blocks.shape[2]
+            if found < need:
+                raise error(
+                    "E0607",
+                    f"`{BLOCKS}` has lists for {found} blocks of rows, sequence {b} has {need}",
+                    notes=("on a GPU and without check=True, rows that have no list see nothing",),
+                    helps=("give as many lists as the longest sequence has blocks of rows",),
+                )
+
+    @property
+    def _packs_rows(self) -> bool:
+        """Whether each packed row may have its list where it stands."""
+        return self.spec.layout is Layout.VARLEN and self._sparse.q == 1
+
+    def _check(self, q: Any, k: Any, v: Any, blocks: Tensor, named: dict[str, Any]) -> None:
+        """What `check=True` looks at: lists, and the call that they make, by sequence where those have lengths.
+
+        Raises: AttnError E0628 (lists), E0607 (too few of them), and as `checks.check_call`.
+        """
+        params, tensors = self._without_lists.split(self._without_lists.bind(named, q, k))
+        if not self.spec.layout.is_ragged:
+            self._check_one(self._plain, q, k, v, blocks, params, tensors)
+            return
+        from attngen.jit.ragged import check_lengths
+        from attngen.ref import ragged
+
+        check_lengths(self.spec, q, k, tensors)
+        sequences = ragged.sequences(self.spec, q, k, tensors)
+        if blocks.ndim == 4:
+            self._has_lists(blocks, [s.rows.stop - s.rows.start for s in sequences])
+        for s in sequences:
+            rows, keys, values = (
+                ragged.of_sequence(self.spec, x, s, part) for x, part in ((q, s.rows), (k, s.keys), (v, s.keys))
+            )
+            own = ragged.captured(self._checked, s, tensors)
+            self._check_one(ragged.one(self.spec, s), rows, keys, values, self._lists_of(blocks, s), params, own)
+
+    def _lists_of(self, blocks: Tensor, s: Any) -> Tensor:
+        """The lists of one sequence, as a call of it alone takes them."""
+        if blocks.ndim == 3:
+            return blocks[:, s.rows].unsqueeze(0)
+        need = -(-(s.rows.stop - s.rows.start) // self._sparse.q)
+        return blocks[s.b if blocks.shape[0] > 1 else 0, :, :need].unsqueeze(0)
+
+    def _check_one(
+        self, spec: AttentionSpec, q: Any, k: Any, v: Any, blocks: Tensor, params: Any, tensors: dict[str, Any]
+    ) -> None:
+        """Of one call in bshd."""
+        from attngen.jit.checks import check_call
+
+        _listed_well(blocks, -(-k.shape[1] // self._sparse.kv))
+        inner = selected_spec(spec)
+        call = gathered(spec, q, k, v, blocks, {**params, **tensors})
+        own, read = ({d.name: call.named[d.name] for d in decls} for decls in (inner.params, inner.tensors))
+        check_call(inner, call.q, call.k, call.v, own, read)
 
 
 def _cast(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:

@@ -24,9 +24,10 @@ from attngen.jit.modes import is_dynamo
 from attngen.jit.named import TORCH_DTYPE, Binder, broadcast
 from attngen.jit.ragged import RaggedBinder
 from attngen.jit.rows import RaggedRows, RowValue
-from attngen.jit.segments import segments_of
+from attngen.jit.segments import check_segments, places_of_keys, segments_of
 from attngen.jit.shapes import Sizes, axes_of, sizes_of
 from attngen.jit.tables import NAME, PartTables, no_handle, nothing_to_keep
+from attngen.passes.placed import places_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,8 @@ class SeveralAttention:
         #: Weights of the parts are shares of one softmax.
         self._one_softmax = bool(spec.segments) and spec.normalizer is Normalizer.SOFTMAX
         self._dtype = TORCH_DTYPE[spec.out_dtype] if spec.out_dtype else None
+        #: What the kernels over segments of a ragged call read of the call's own keys.
+        self._placed = frozenset().union(*(places_of(spec, x) for x in spec.segments))
         #: Parts that keep tables or tile maps by a handle; a tensor or param of that name is the caller's.
         self._keep = () if NAME in self._binder.names else tuple(n for n, a in parts.items() if a.keeps_tables)
 
@@ -150,14 +153,16 @@ class SeveralAttention:
     ) -> Any:
         """See the class."""
         calls = self._calls(q, k, v, segments)
-        kept = self._kept(named.pop(NAME, None)) if self._keep else {}
+        handle = self._kept(named.pop(NAME, None)) if self._keep else None
+        kept = {} if handle is None else handle.parts
         self._names(named if not return_max_logit or self.spec.max_logit else {**named, "return_max_logit": True})
         # of other normalisers an LSE costs a kernel of its own
         wants_lse = self._one_softmax or return_lse or lse is not None
         keywords = {"return_lse": wants_lse, "scale": scale, "check": check}
         keywords |= {"return_max_logit": True} if return_max_logit else {}
+        places = self._places(calls, named, handle, check) if self._placed else {}
         found = [
-            self._part(name, attention, call, keywords, named, kept.get(name))
+            self._part(name, attention, call, keywords, {**named, **places}, kept.get(name))
             for (name, attention), call in zip(self.parts.items(), calls, strict=True)
         ]
         os = [x[0] for x in found] if wants_lse or return_max_logit else found
@@ -228,13 +233,31 @@ class SeveralAttention:
         own = [_Call(q, s.k, s.v, {name: s.lengths} if name else {}) for s in given]
         return [_Call(q, k, v, {}), *own]
 
-    def _kept(self, handle: Any) -> Mapping[str, Any]:
-        """The handle of each part. Raises: AttnError E0604 for what is none of this spec's."""
-        if handle is None:
-            return {}
-        if not isinstance(handle, PartTables) or tuple(handle.parts) != self._keep:
+    def _kept(self, handle: Any) -> PartTables | None:
+        """The caller's handle. Raises: AttnError E0604 for what is none of this spec's."""
+        if handle is not None and (not isinstance(handle, PartTables) or tuple(handle.parts) != self._keep):
             raise no_handle(handle)
-        return handle.parts
+        return handle
+
+    def _places(
+        self, calls: Sequence[_Call], named: Mapping[str, Any], handle: PartTables | None, check: bool
+    ) -> dict[str, Any]:
+        """What segments read of the call's own keys, `segments.places_of_keys`."""
+        spec, main, binder = self.spec, calls[0], self._binder
+        assert isinstance(binder, RaggedBinder)
+        named = binder.filled(named, main.q, main.k)
+        if check:
+            given = [(x.k, x.v, *x.lengths.values()) for x in calls[1:]]
+            check_segments(spec, main.q, main.k, given, *binder.split(binder.bind(named, main.q, main.k)))
+        lengths = named.get(spec.lengths[1].name)
+        if not isinstance(lengths, torch.Tensor):
+            binder.missing(spec.lengths[1].name)
+        sizes = binder.sizes(named, main.q, main.k)
+
+        def make() -> dict[str, Any]:
+            return places_of_keys(spec, sizes, lengths)
+
+        return make() if handle is None or is_dynamo() else handle.places(lengths, make)
 
     def _names(self, named: Mapping[str, Any]) -> None:
         """E0601 and E0602 of the whole spec: a part knows its own names only."""

@@ -89,15 +89,31 @@ class PartTables:
     `tables=kept` as with one kernel. A part keeps what its own mask needs.
     """
 
-    __slots__ = ("parts",)
+    __slots__ = ("_key", "_lengths", "_places", "parts")
 
     def __init__(self, names: Iterable[str]) -> None:
         self.parts = {name: Tables() for name in names}
+        self.clear()
 
     def clear(self) -> None:
         """Forget what is kept: the next call fills it."""
         for kept in self.parts.values():
             kept.clear()
+        self._key: Any = None
+        self._lengths: Any = None  # its memory is not given to others as long as the key names it
+        self._places: dict[str, Any] = {}
+
+    def places(self, lengths: Any, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What `make` says of a ragged call's `lengths`; the same tensors while those are unchanged, so that tables of
+        them stay good.
+        """
+        key = (lengths.data_ptr(), lengths._version, lengths.shape, lengths.stride())
+        if self._key == key:
+            return self._places
+        found = make()
+        if not launch._capturing():
+            self._key, self._lengths, self._places = key, lengths, found
+        return found
 
 
 def nothing_to_keep(spec: AttentionSpec) -> AttnError:

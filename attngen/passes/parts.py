@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from attngen.diag.diagnostic import AttnError, error
 from attngen.diag.span import Span
 from attngen.ir.expr import Atom, Expr, atom, params_of, tensors_of
-from attngen.ir.spec import AttentionSpec, TensorDecl
+from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout, Normalizer
+from attngen.passes.placed import in_segment
 from attngen.passes.selected import BLOCKS, is_selected, selected_spec
 
 #: The part of a spec with segments that reads the call's own k and v, unless a segment has that name.
@@ -69,7 +70,7 @@ def parts(spec: AttentionSpec) -> tuple[Part, ...]:
         found = [Part(main, own)]
         for s in spec.segments:
             alone = _alone(whole, s.name, s.score, s.mask, None, "one KV segment of", s.span)
-            found.append(Part(s.name, alone.replace(tensors=tuple(_elsewhere(t) for t in alone.tensors))))
+            found.append(Part(s.name, in_segment(alone)))
     else:
         found = [Part(spec.name, whole)]
     return tuple(found)
@@ -98,11 +99,6 @@ def _alone(
         block_sparse=None if spec.block_sparse is None or (given and BLOCKS not in tensors) else spec.block_sparse,
         span=span or spec.span,
     )
-
-
-def _elsewhere(t: TensorDecl) -> TensorDecl:
-    """A tensor over the call's own keys, read in a segment: there it is as long as it is."""
-    return t.replace(dims=tuple("seqlen_kv_main" if d == "seqlen_kv" else d for d in t.dims))
 
 
 def _doc(spec: AttentionSpec, *lines: str) -> str:

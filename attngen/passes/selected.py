@@ -1,19 +1,21 @@
 """selected: lists of single keys, or for single rows, as attention over keys that were gathered.
 
 Rewrite   `block_sparse { lists = given }` of q rows and kv keys, one of them 1  -->  a spec over gathered K and V:
-          a block of q rows is a batch entry of its own, whose keys are those of its list, in ascending order
-Steps     positions are read back: b, q_idx and the sizes of the call from params, kv_idx from `picked`, which is
-          sorted; where a block has few rows, the query heads of a KV head become rows too
+          a block of q rows is a batch entry of its own, whose keys are those of its list, in ascending order; in
+          ragged layouts too, where a block is of one sequence
+Steps     positions are read back: b, q_idx and the sizes of the call from params, of a sequence from tensors, kv_idx
+          from `picked`, which is sorted; where a block has few rows, the query heads of a KV head become rows too
 Keeps     meaning, gradients of captured tensors included: they are read by the positions of the call
 Source    DeepSeek-V3.2's sparse attention (token lists a row); NSA, section 3.3 (block lists a row)
 """
 
 from __future__ import annotations
 
-from attngen.ir.expr import Atom, Const, Expr, Load, Param, atom, const, rewrite
+from attngen.ir.expr import Atom, Const, Expr, Load, Param, atom, const, rewrite, tensors_of
 from attngen.ir.functions import apply
 from attngen.ir.spec import AttentionSpec, ParamDecl, TensorDecl
 from attngen.ir.types import DType, Layout, Type
+from attngen.passes.placed import PLACES, of_entry, parts_of, placed, places_read
 
 #: The caller's lists, and what the clause declares for masks to read.
 BLOCKS = "blocks"
@@ -22,6 +24,13 @@ SELECTED = "picked"
 #: Params of the kernel with their least values: blocks of rows a batch entry, rows and keys of the call, query heads a
 #: KV head.
 SIZES = {"call_blocks": 1, "call_rows": 0, "call_keys": 0, "call_group": 1}
+#: Those in ragged layouts: sequences of the call, query heads a KV head.
+RAGGED_SIZES = {"call_batch": 0, "call_group": 1}
+#: Of a block of rows in ragged layouts, i32[batch]: its sequence, and the place of its first row there. What the
+#: sequence has and where it begins say `placed.PLACES`.
+SEQUENCE, START = "call_sequence", "call_start"
+#: Names that a kernel over listed keys has of its own.
+OWN_NAMES = {SELECTED, SEQUENCE, START, *SIZES, *RAGGED_SIZES, *(n for pair in PLACES.values() for n in pair)}
 #: Rows of a tile. Blocks of fewer take the query heads of a KV head as rows.
 TILE_M = 128
 _OF_CALL = ("batch", "seqlen_q", "seqlen_kv", "heads_q")
@@ -38,38 +47,31 @@ def packs_heads(spec: AttentionSpec) -> bool:
     return spec.block_sparse is not None and spec.block_sparse.q < TILE_M
 
 
+def own_params(spec: AttentionSpec) -> dict[str, int]:
+    """The params that the kernel of `spec` has beside the spec's, with their least values."""
+    return RAGGED_SIZES if spec.layout.is_ragged else SIZES
+
+
 def selected_spec(spec: AttentionSpec) -> AttentionSpec:
     """The spec of the kernel: bshd, batch entries are blocks of rows (batch outermost), keys are gathered.
 
-    Its params are the spec's and SIZES; its tensors the spec's, extents of 1 expanded by the caller, and SELECTED.
+    Its params are the spec's and `own_params`; its tensors the spec's, extents of 1 expanded by the caller, SELECTED
+    and, in ragged layouts, SEQUENCE, START and PLACES, as far as they are read.
     """
     sparse = spec.block_sparse
     assert sparse is not None
-    blocks, seqlen_q, seqlen_kv, group = (Param(type=Type.INT, name=n) for n in SIZES)
-    row: Expr = atom("q_idx")
-    of_call: dict[str, Expr] = {
-        "b": apply("floordiv", atom("b"), blocks),
-        "batch": apply("floordiv", atom("batch"), blocks),
-        "seqlen_q": seqlen_q,
-        "seqlen_kv": seqlen_kv,
-        "kv_idx": Load(
-            type=Type.INT, tensor=SELECTED, dtype=DType.I32, indices=(atom("b"), atom("h_kv"), atom("kv_idx"))
-        ),
-    }
-    if packs_heads(spec):
-        of_call["h"] = apply("add", apply("mul", atom("h_kv"), group), apply("mod", atom("q_idx"), group))
-        of_call["heads_q"] = apply("mul", atom("heads_kv"), group)
-        row = apply("floordiv", atom("q_idx"), group)
-    start = apply("mod", atom("b"), blocks)
-    of_call["q_idx"] = apply("add", apply("mul", start, const(sparse.q)), row) if sparse.q > 1 else start
-    of_call["q_pos"] = apply("add", of_call["q_idx"], apply("sub", seqlen_kv, seqlen_q))
+    ragged = spec.layout.is_ragged
+    tensors = tuple(t for t in spec.tensors if t.name != BLOCKS)
+    where = parts_of(spec.layout)
+    of_call, seqlen_q, seqlen_kv = _positions(spec)
 
     def moved(e: Expr) -> Expr:
-        return _substituted(_without_blocks(e), of_call)
+        e = _substituted(_without_blocks(e), of_call)
+        return placed(e, tensors, where) if ragged else e
 
     def of_row(e: Expr) -> Expr:
         """Read in every row, those that fill up the last block too: they read the last one's elements."""
-        if sparse.q == 1:
+        if sparse.q == 1 or ragged:  # where sequences are parts, every index is held inside them
             return moved(e)
         last = apply("min", of_call["q_idx"], apply("sub", seqlen_q, const(1)))
         held = {"q_idx": last, "q_pos": apply("add", last, apply("sub", seqlen_kv, seqlen_q))}
@@ -79,29 +81,80 @@ def selected_spec(spec: AttentionSpec) -> AttentionSpec:
     if sparse.q > 1:  # rows that fill up the last block
         listed = apply("and", listed, apply("lt", of_call["q_idx"], seqlen_q))
     mask = moved(spec.mask)
+    mask = listed if isinstance(mask, Const) and mask.value else apply("and", listed, mask)
+    score, epilogue = moved(spec.score), of_row(spec.epilogue)
+    sink = None if spec.sink is None else of_row(spec.sink)
+    read = [mask, score, epilogue, *([] if sink is None else [sink])]
+    known = frozenset().union(*map(tensors_of, read))
+    of_block = [TensorDecl(name=n, dtype=DType.I32, dims=("batch",)) for n in (SEQUENCE, START) if n in known]
     return spec.replace(
         name=f"{spec.name}_selected",
         doc="\n".join([*([spec.doc] if spec.doc else []), "Batch entries are blocks of rows; K and V are gathered."]),
         layout=Layout.BSHD,
-        params=(*spec.params, *(ParamDecl(name=n, type=Type.INT, minimum=low) for n, low in SIZES.items())),
+        params=(
+            *spec.params,
+            *(ParamDecl(name=n, type=Type.INT, minimum=low) for n, low in own_params(spec).items()),
+        ),
         tensors=(
-            *(_of_call(t) for t in spec.tensors if t.name != BLOCKS),
+            *(_of_call(t, ragged) for t in tensors),
+            *((*of_block, *places_read(read)) if ragged else ()),
             TensorDecl(
                 name=SELECTED, dtype=DType.I32, dims=("batch", "heads_kv", "seqlen_kv"), sorted=True, span=sparse.span
             ),
         ),
-        score=moved(spec.score),
-        mask=listed if isinstance(mask, Const) and mask.value else apply("and", listed, mask),
-        sink=None if spec.sink is None else of_row(spec.sink),
-        epilogue=of_row(spec.epilogue),
+        score=score,
+        mask=mask,
+        sink=sink,
+        epilogue=epilogue,
         block_sparse=None,
         schedule=spec.schedule.replace(tile_m=spec.schedule.tile_m or TILE_M),
     )
 
 
-def _of_call(t: TensorDecl) -> TensorDecl:
-    """Axes of the call are free axes of the kernel: its own batch and lengths are others."""
-    return t.replace(dims=tuple(f"{d}_of_call" if d in _OF_CALL else d for d in t.dims))
+def _positions(spec: AttentionSpec) -> tuple[dict[str, Expr], Expr, Expr]:
+    """The call's atoms as the kernel finds them, and rows and keys of the call, or of the block's sequence."""
+    sparse = spec.block_sparse
+    assert sparse is not None
+    params = {n: Param(type=Type.INT, name=n) for n in own_params(spec)}
+    group: Expr = params["call_group"]
+    row: Expr = atom("q_idx")
+    heads: dict[str, Expr] = {}
+    if packs_heads(spec):
+        heads["h"] = apply("add", apply("mul", atom("h_kv"), group), apply("mod", atom("q_idx"), group))
+        heads["heads_q"] = apply("mul", atom("heads_kv"), group)
+        row = apply("floordiv", atom("q_idx"), group)
+    if spec.layout.is_ragged:
+        seqlen_q, seqlen_kv, b, first = (of_entry(n) for n in (*(n for _, n in PLACES.values()), SEQUENCE, START))
+        batch: Expr = params["call_batch"]
+    else:
+        blocks, seqlen_q, seqlen_kv, _ = params.values()
+        b, batch = (apply("floordiv", atom(n), blocks) for n in ("b", "batch"))
+        start = apply("mod", atom("b"), blocks)
+        first = apply("mul", start, const(sparse.q)) if sparse.q > 1 else start
+    q_idx = apply("add", first, row) if sparse.q > 1 else first
+    picked = Load(type=Type.INT, tensor=SELECTED, dtype=DType.I32, indices=(atom("b"), atom("h_kv"), atom("kv_idx")))
+    return (
+        {
+            **heads,
+            "b": b,
+            "batch": batch,
+            "seqlen_q": seqlen_q,
+            "seqlen_kv": seqlen_kv,
+            "kv_idx": picked,
+            "q_idx": q_idx,
+            "q_pos": apply("add", q_idx, apply("sub", seqlen_kv, seqlen_q)),
+        },
+        seqlen_q,
+        seqlen_kv,
+    )
+
+
+def _of_call(t: TensorDecl, ragged: bool) -> TensorDecl:
+    """Axes of the call are free axes of the kernel: its own batch and lengths are others. `sorted` is a promise for
+    each sequence of a ragged call.
+    """
+    dims = tuple(f"{d}_of_call" if d in _OF_CALL else d for d in t.dims)
+    return t.replace(dims=dims, sorted=t.sorted and not ragged)
 
 
 def _without_blocks(e: Expr) -> Expr:

@@ -7,14 +7,14 @@ from itertools import chain
 
 from attngen.diag.diagnostic import AttnError, Diagnostic, Label
 from attngen.diag.span import Span
-from attngen.ir.expr import tensors_of
 from attngen.ir.plan import PACKS
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout
 from attngen.passes.launch import CLUSTERS, unpaired
 from attngen.passes.packing import unpackable
 from attngen.passes.parts import Part, gaps, is_composed, parts, pick
-from attngen.passes.selected import SELECTED, SIZES, is_selected, selected_spec
+from attngen.passes.placed import places_of
+from attngen.passes.selected import OWN_NAMES, is_selected, selected_spec
 from attngen.targets import sm90
 
 #: What is left to do with a valid spec that no kernel serves.
@@ -45,7 +45,9 @@ def why_not(spec: AttentionSpec, target: str) -> tuple[Diagnostic, ...]:
         )
     found = chain(_gaps(spec), _of_ragged(spec))
     if is_selected(spec):
-        found = chain(_of_lists(spec), () if spec.branches or spec.segments else _gaps(selected_spec(spec)))
+        found = chain(
+            _of_lists(spec), _of_ragged(spec), () if spec.branches or spec.segments else _gaps(selected_spec(spec))
+        )
     elif is_composed(spec):
         found = chain(gaps(spec), _of_ragged(spec), _of_views(spec), *(_gaps(p.spec) for p in parts(spec)))
     return tuple(
@@ -100,14 +102,8 @@ def _of_ragged(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
     if not spec.layout.is_ragged:
         return
     yield from _taken(spec, {t.name for t in spec.lengths}, f"layout {spec.layout} has")
-    own = {t.name for t in spec.tensors if "seqlen_kv" in t.dims}
     for segment in spec.segments:
-        for name in sorted(own & (tensors_of(segment.score) | tensors_of(segment.mask))):
-            yield (
-                f"`{name}`, packed as the call's own keys are, in segment `{segment.name}` of layout {spec.layout}",
-                segment.span or spec.span,
-                "give its axis of keys a name of its own: a kernel over the segment knows the segment's lengths alone",
-            )
+        yield from _taken(spec, places_of(spec, segment), f"the kernel over segment `{segment.name}` has")
 
 
 def _taken(spec: AttentionSpec, own: Collection[str], whose: str) -> Iterator[tuple[str, Span | None, str]]:
@@ -135,11 +131,11 @@ def _of_lists(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
     """Of lists of single keys or for single rows."""
     span = spec.block_sparse.span if spec.block_sparse is not None else None
     what = "lists of single keys or for single rows"
-    yield from _taken(spec, {SELECTED, *SIZES}, "a kernel over listed keys has")
+    yield from _taken(spec, OWN_NAMES, "a kernel over listed keys has")
     if spec.branches or spec.segments:
         yield f"{what} with {'branches' if spec.branches else 'KV segments'}", span, "use blocks of both, 64 x 64 say"
-    if spec.layout not in (Layout.BSHD, Layout.BHSD):
-        yield f"{what} in layout {spec.layout}", spec.span or span, "use layout = bshd or bhsd"
+    if spec.layout in (Layout.PACKED_QKV, Layout.PAGED):
+        yield f"{what} in layout {spec.layout}", spec.span or span, "use layout = bshd, bhsd, varlen or padded"
     if spec.max_logit:
         yield f"the max-logit output of {what}", span, "leave it out"
     if spec.v_view_start is not None:

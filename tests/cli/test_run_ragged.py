@@ -43,6 +43,15 @@ SEVERAL = {
   segment past {
     mask = q_pos - kv_idx < 9 + b
   }""",
+    "lists of a row": """mask = kv_idx <= q_pos
+  block_sparse { q = 1, kv = 4, lists = given }""",
+    "lists of keys": """mask = q_pos - kv_idx < 9 + b
+  block_sparse { q = 8, kv = 1, lists = given }""",
+    "other keys": """tensor mark: i32[AXES]
+  mask = kv_idx <= q_pos
+  segment past {
+    mask = kv_idx < 1 and mark[AT] < 40 and seqlen_q > 0
+  }""",
     "view": """v = k[0:8]
   mask = kv_idx <= q_pos""",
 }
@@ -52,6 +61,8 @@ SEVERAL = {
 def test_several_kernels_and_views(name: str) -> None:
     for layout in ("varlen", "padded"):
         body = f"head_dim = 16\n  layout = {layout}\n  {SEVERAL[name]}\n  output {{ dtype = f32 }}"
+        axes, at = ("seqlen_kv", "q_idx // 100") if layout == "varlen" else ("batch, seqlen_kv", "b, q_idx // 100")
+        body = body.replace("AXES", axes).replace("AT", at)
         spec = load_spec(f"attn 1\nattention several {{\n  {body}\n}}\n")
         outcomes = verify_spec(spec, samples.Shape(3, 4, 2, 30, 70), {}, target="sm_90a", with_gpu=False)
         assert len(outcomes) >= 2 and not [o for o in outcomes if o.failed or o.skipped], outcomes

@@ -1,54 +1,19 @@
-"""The callable around real kernels: its launches run in the checker, on CPU tensors. What only the host knows (buffers,
-saved tensors, permutations of gradients) meets what only the kernel knows.
-"""
+"""The callable around real kernels, in the checker: gradients through buffers, saved tensors and permutations."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from ptxcheck.compile import compile_backward, compile_module, load_text
-from ptxcheck.launch import check
+from checked_calls import in_checker
 from test_epilogues import SPECS
 
 import attngen
 from attngen import samples
 from attngen.ir.types import Layout
-from attngen.jit import launch, variants
-from attngen.jit.cache import Entry
-from attngen.jit.device import DeviceState
-from attngen.jit.kernel import Attention
-from attngen.jit.load import Loaded
 from attngen.ref import dense
 from attngen.samples import Shape
 
 pytestmark = [pytest.mark.dsl, pytest.mark.filterwarnings("ignore::attngen.jit.notice.AttngenNotice")]
-
-
-def in_checker(attn: Attention, monkeypatch: pytest.MonkeyPatch) -> Attention:
-    """`attn`, ready on the device of CPU tensors: every launch is executed by the checker, by the plans of its file."""
-
-    def entry(code: Any) -> Any:
-        def run(*arguments: Any) -> None:
-            assert not check(code, *arguments).faults
-
-        return run
-
-    def load(source: Any, target: str, cache: Any, *, wanted: Any, progress: Any) -> Loaded:
-        module = load_text(source.text, "callable_bwd")
-        return Loaded((entry(compile_backward(module, wanted)),), Entry(Path(), Path(), ()), 0.0)
-
-    monkeypatch.setattr(launch, "_current_device", lambda: -1)
-    monkeypatch.setattr(launch, "_raw_stream", lambda index: 7)
-    monkeypatch.setattr(launch, "_capturing", lambda: False)
-    monkeypatch.setattr(variants, "load", load)
-    module = load_text(attn.source.text, "callable")
-    count = len(module.PLANS)
-    attn.launcher.functions = tuple(entry(compile_module(module, i)) for i in range(count))
-    attn.launcher.ready[-1] = (DeviceState(-1, 3), 3)
-    return attn.alone()
 
 
 @pytest.mark.parametrize("name", ["gated", "headwise", "weighed"])

@@ -10,7 +10,7 @@ from ptxcheck.compile import compile_spec
 from ptxcheck.launch import attngen_call
 
 from attngen.ir.spec import AttentionSpec
-from attngen.jit.selected import gathered
+from attngen.jit.gathered import gathered
 from attngen.passes.selected import SIZES, selected_spec
 from attngen.ref import dense
 from attngen.ref.compare import assert_close

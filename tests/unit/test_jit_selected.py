@@ -158,7 +158,8 @@ def test_lists_that_are_refused(blocks: Any, code: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ("  layout = varlen\n", "in layout varlen"),
+        ("  layout = paged\n", "in layout paged"),
+        ("  layout = packed_qkv\n", "in layout packed_qkv"),
         ("  v = k[0:64]\n", "with V as a view of K"),
         ("  segment past {\n  }\n", "with KV segments"),
     ],

@@ -68,7 +68,25 @@ attention soft {
   segment past { }
 }
 """
-SPECS = {"diff": DIFF, "cache": CACHE, "no sink": NO_SINK, "view": VIEW, "sigmoid": SIGMOID}
+#: The segment reads tensors over the call's own keys; sequence 3 has none, 1 fewer than the segment: they read
+#: none.
+OVER_KEYS = """attn 1
+attention over_keys {
+  head_dim = 64
+  LAYOUT
+  tensor gain: f32[KEYS] grad
+  tensor stamp: i32[KEYS] sorted
+  mask  = kv_idx <= q_pos
+  score = s + gain[AT_KEY]
+  segment past {
+    mask  = b != 1 and b != 3 and stamp[AT_KEY] <= q_idx + kv_idx
+    score = s * 0.5 + gain[AT_KEY] * float(seqlen_kv)
+  }
+}
+"""
+SPECS = {
+    "diff": DIFF, "cache": CACHE, "no sink": NO_SINK, "view": VIEW, "sigmoid": SIGMOID, "over keys": OVER_KEYS
+}  # fmt: skip
 #: Rows, keys and keys of the segment, of each sequence.
 LENGTHS = [(3, 7, 2), (0, 4, 5), (9, 5, 0), (6, 0, 8), (2, 0, 0), (8, 8, 3)]
 LAYOUTS = ["varlen", "padded"]
@@ -76,7 +94,9 @@ LAYOUTS = ["varlen", "padded"]
 
 def text(name: str, layout: str) -> str:
     rows, at = ("seqlen_q", "q_idx") if layout == "varlen" else ("batch, seqlen_q", "b, q_idx")
-    return SPECS[name].replace("LAYOUT", f"layout = {layout}").replace("ROWS", rows).replace("AT", at)
+    keys, key = ("seqlen_kv", "kv_idx") if layout == "varlen" else ("batch, seqlen_kv", "b, kv_idx")
+    found = SPECS[name].replace("LAYOUT", f"layout = {layout}").replace("KEYS", keys).replace("AT_KEY", key)
+    return found.replace("ROWS", rows).replace("AT", at)
 
 
 class Call:
@@ -101,8 +121,11 @@ class Call:
             self.named["late"] = self.draw(0, kind=torch.float32, low=0.5)
         if name == "cache":
             self.named = {"sinks": leaf(6, 4)}
+        if name == "over keys":
+            gain = self.draw(1, kind=torch.float32)
+            self.named = {"gain": gain, "stamp": torch.arange(gain.shape[-1]).expand(gain.shape).int() // 2}
         self.segments: dict[str, Any] = {}
-        if name in ("cache", "no sink", "sigmoid"):
+        if name in ("cache", "no sink", "sigmoid", "over keys"):
             self.segments = {"past": (self.draw(2, 2, 64), self.draw(2, 2, 64), lengths[2])}
 
     def draw(self, which: int, *rest: int, kind: Any = BF16, low: float | None = None) -> torch.Tensor:
@@ -242,27 +265,37 @@ def test_largest_scores(layout: str) -> None:
     assert torch.equal(o, plain(*c.qkv, **c.named, **c.lengths, segments=c.segments))
 
 
-def test_keys_of_the_call_are_not_read_in_a_segment() -> None:
-    """The kernel over a segment knows the segment's lengths alone: the reason why such a spec is refused."""
-    for layout, dims in (("varlen", "seqlen_kv"), ("padded", "batch, seqlen_kv")):
-        at = "b, q_idx" if layout == "padded" else "q_idx"
-        spec = f"""attn 1
-attention a {{
-  head_dim = 64
-  layout = {layout}
-  tensor gain: f32[{dims}]
-  segment past {{
-    score = s + gain[{at}]
-  }}
-}}
-"""
-        with pytest.warns(UserWarning, match="`gain`, packed as the call's own keys are, in segment `past`"):
-            attn = attngen.build(spec)
-        c = Call("no sink", layout)
-        q, past = each(lambda x: x.detach(), [c.qkv[0], c.segments["past"]])
-        starts = c.lengths["cu_seqlens_q" if layout == "varlen" else "seqused_q"]
-        lengths = dict.fromkeys(c.lengths, starts)  # as many keys as rows
-        k, gain = torch.randn(*q.shape[:-2], 2, 64).to(BF16), torch.randn(q.shape[:-2])
-        o = attn(q, k, k, **lengths, gain=gain, segments={"past": past})
-        want, _ = ragged.attention(attn.spec, q, k, k, lengths, {}, {"gain": gain}, segments={"past": past})
-        assert (o - want).abs().max() < 3e-2
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_keys_of_the_call_in_a_segment(layout: str) -> None:
+    """A tensor over the call's own keys is read in a segment by the sequence's part; checks see an index past it, which
+    is held there. A handle keeps where it is.
+    """
+    attn: Any = attngen.build(text("over keys", layout))
+    c = Call("over keys", layout)
+    qkv, segments, named = (each(lambda x: x.detach().nan_to_num(0), x) for x in (c.qkv, c.segments, c.named))
+    want = attn(*qkv, **named, **c.lengths, segments=segments, check=True)
+    if attn._keep:
+        kept = attn.tables()
+        for _ in range(2):
+            assert torch.equal(attn(*qkv, **named, **c.lengths, segments=segments, tables=kept), want)
+    far = text("over keys", layout).replace("* float(seqlen_kv)", "+ gain[AT]".replace("AT", KEY[layout]))
+    outside: Any = attngen.build(far)
+    o = outside(*qkv, **named, **c.lengths, segments=segments)
+    assert o.isfinite().all()
+    with pytest.raises(AttnError, match="E0650"):
+        outside(*qkv, **named, **c.lengths, segments=segments, check=True)
+    first = slice(0, 3) if layout == "varlen" else (0, slice(0, 3))
+    last = {**named, "gain": named["gain"].clone()}
+    last["gain"][(slice(7, None),) if layout == "varlen" else (slice(1, None),)] = 99.0  # others' elements
+    assert torch.equal(outside(*qkv, **last, **c.lengths, segments=segments)[first], o[first])
+
+
+#: An index that is past the own keys of every sequence.
+KEY = {"varlen": "kv_idx + 10", "padded": "b, kv_idx + 10"}
+
+
+def test_names_of_the_kernel_over_a_segment() -> None:
+    """A spec's own tensor may not have the name of what such a kernel reads."""
+    taken = text("over keys", "varlen").replace("gain", "call_keys")
+    with pytest.warns(UserWarning, match="`call_keys`, which the kernel over segment `past` has of its own"):
+        attngen.build(taken)
