@@ -137,14 +137,14 @@ def forward(k: Kernel, c: Call, workers: int = 3) -> None:
     for tile in range(p.num_tiles):
         loaded: list[tuple[str, int, int]] = []
         owner.load_kv = lambda tma, ring, src, dst, n, i, to=loaded: to.append((tma, i, int(n)))
-        end = owner.load_tile(p, t, rings, tile, first, 0)
+        place = m, h, b = owner.tile_coords(tile, p)
+        end = owner.load_tile(p, t, rings, place, first, 0)
         tiles = {i: n for tma, i, n in loaded if tma == "k"}
         assert sorted(tiles) == list(range(first, end)) and tiles == {i: n for tma, i, n in loaded if tma == "v"}
-        m, h, b = owner.tile_coords(tile, p)
         for wg in range(owner.warpgroups):
             walked: list[tuple[int, int, bool]] = []
             owner.first_tile = owner.step = lambda w, r, i, n, masked, to=walked: to.append((i, int(n), bool(masked)))
-            assert owner.attend(p, t, rings, wg, tile, first, 0) == end
+            assert owner.attend(p, t, rings, wg, place, first, 0) == end
             for i, n, masked in walked:
                 assert tiles[i] == n, "a warpgroup takes a tile for another one"
                 for head in range(h * pack, (h + 1) * pack):

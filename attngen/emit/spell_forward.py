@@ -86,11 +86,22 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         o_in_q_buffer=in_q,
         q_empty_arrivals=1 if in_q else 4,
         q_empty_note="the warp that stores O" if in_q else "the warps of the warpgroup",
+        **_slices(common["mask"].passes_left),
         pack=(pack := _pack(first.schedule.pack)),
         pair=(pair := _pair(first.launch.pairs_ctas, pack)),
         **_order(plan_set, spec.layout.is_ragged, pair),
         **_rows(spec, stages_o, pair),
     )
+
+
+def _slices(last_first: bool) -> dict[str, str]:
+    """The fields about which slice of Q is loaded first: as the warpgroups end their walks of the tile before."""
+    if last_first:
+        return {
+            "slices_of_q": "cutlass.range_constexpr(self.warpgroups - 1, -1, -1)",
+            "slices_note": "last rows end first",
+        }
+    return {"slices_of_q": "cutlass.range_constexpr(self.warpgroups)", "slices_note": "as their turns end"}
 
 
 def _order(plan_set: PlanSet, is_ragged: bool, pair: PairView) -> dict[str, Any]:

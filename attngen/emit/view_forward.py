@@ -95,6 +95,8 @@ class KernelView(CommonView):
     o_in_q_buffer: bool
     q_empty_arrivals: int
     q_empty_note: str
+    slices_of_q: str
+    slices_note: str
     has_groups: bool
     mixes_orders: bool
     least_heads: int

@@ -113,8 +113,8 @@ def said_faults(
             yield f"{method}: `if {condition}` stands {times} times, the plan says {int(planned)}"
 
 
-def wanted(plan: KernelPlan, ragged: bool = False) -> Events:
-    """The calls that the plan's ledger asks for. `ragged`: the mailbox holds more than a number, by a method."""
+def wanted(plan: KernelPlan) -> Events:
+    """The calls that the plan's ledger asks for."""
     arrivals = {p.name: p.empty_arrivals for p in plan.schedule.pipelines}
     threads = {"store": 128, "turn": 256}
     q_arrive = Counter({"rings.q_empty arrive": 1})
@@ -137,7 +137,7 @@ def wanted(plan: KernelPlan, ragged: bool = False) -> Events:
                 "cta sync": 1,
             }
         ),
-        "tell" if ragged else "load": Counter({"mailbox.empty wait": 1, "mailbox.full arrive": 1}),
+        "tell": Counter({"mailbox.empty wait": 1, "mailbox.full arrive": 1}),
         "load_tile": Counter(
             {"rings.q_empty wait": 1, "rings.q_full announce": 1, "rings.k fill": 2, "rings.v fill": 2}
         ),
@@ -184,9 +184,9 @@ def _of_pairs(classes: Events) -> None:
     classes["Ring.release"] = Counter({"self.empty_of arrive in cluster": 1})
 
 
-def ledger_faults(tree: ast.Module, plan: KernelPlan, ragged: bool = False) -> list[str]:
+def ledger_faults(tree: ast.Module, plan: KernelPlan) -> list[str]:
     """Every method whose synchronising calls are not those of the ledger."""
-    found, ledger = events(tree), wanted(plan, ragged)
+    found, ledger = events(tree), wanted(plan)
     out = []
     for method in sorted(found.keys() | ledger.keys()):
         has, asks = found.get(method, Counter()), ledger.get(method, Counter())

@@ -103,12 +103,12 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
         f"{METHOD}.attend: `rings.q_full arrive` stands 1 times",
     ),
     "mailbox not published": (
-        "causal", "                cute.arch.mbarrier_arrive(mailbox.full)\n", "                pass\n",
-        f"{METHOD}.load: `mailbox.full arrive` stands 0 times",
+        "causal", "            cute.arch.mbarrier_arrive(mailbox.full)\n", "            pass\n",
+        f"{METHOD}.tell: `mailbox.full arrive` stands 0 times",
     ),
     "mailbox overwritten": (
-        "causal", "            cute.arch.mbarrier_wait(mailbox.empty, (taken & 1) ^ 1)\n", "",
-        f"{METHOD}.load: `mailbox.empty wait` stands 0 times",
+        "causal", "        cute.arch.mbarrier_wait(mailbox.empty, (taken & 1) ^ 1)\n", "",
+        f"{METHOD}.tell: `mailbox.empty wait` stands 0 times",
     ),
     "mailbox not awaited": (
         "causal", "            cute.arch.mbarrier_wait(mailbox.full, phase)\n", "",
