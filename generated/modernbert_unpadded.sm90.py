@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0903924f07108d85fb9619611fb53d9f68161226a764665a96de6a84560fea71",
-    "body_sha256": "501445309b294c2899d755a672f76b34bf83b8373724ad2847b28080ed6225fa",
+    "body_sha256": "53137dd95ad15eff09fb06e4468ab2e0ef4a800e16c229987b98b6a9c8cddaf4",
     "layout": "varlen",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -97,7 +97,7 @@ EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000  # L2 policies 
 # schedule: named barriers. The hardware has 16: 0 is the whole CTA's, then up to 4 warpgroups take one of each kind.
 BARRIER_STORE = 5  # + warpgroup: its slice of O may be written, is written
 ORDER_WARPS = 4  # of a CTA of `order_sequences`, a sequence each
-TOLD = 8  # what the producer tells of a tile: place, extents
+TOLD = 8  # what the producer tells the consumers of a tile: place, extents
 FAR = 2**30  # more rows than a tensor has; see `ragged`
 WRAP = 2**34  # elements; FAR * WRAP of two bytes are no distance in 64 bits
 
@@ -679,7 +679,12 @@ class AttentionForward:
         tVsV, tVgV = cpasync.tma_partition(t.tma_v, 0, whole, cute.group_modes(t.sV, 0, 2), cute.group_modes(gV, 0, 2))
         n_min, n_max = self.cta_tiles(p, b, h, m_block)
         n_block = n_max - 1
-        for wg in cutlass.range_constexpr(self.warpgroups):
+        # K has a free stage before Q is free; until then Q comes as near as L2.
+        self.load_kv(t.tma_k, rings.k, tKgK, tKsK, n_block, i)
+        if taken > 0:
+            for wg in cutlass.range_constexpr(self.warpgroups):
+                cute.prefetch(t.tma_q, tQgQ[None, m_block * self.warpgroups + wg])
+        for wg in cutlass.range_constexpr(self.warpgroups - 1, -1, -1):  # last rows end first
             cute.arch.mbarrier_wait(rings.q_empty + wg, (taken & 1) ^ 1)
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive_and_expect_tx(rings.q_full + wg, 64 * HEAD_DIM_QK * ELEMENT_BYTES)
@@ -690,8 +695,6 @@ class AttentionForward:
                 tma_bar_ptr=rings.q_full + wg,
                 cache_policy=Int64(EVICT_FIRST),
             )
-            if const_expr(wg == 0):  # warpgroup 0 can start
-                self.load_kv(t.tma_k, rings.k, tKgK, tKsK, n_block, i)
         for _ in cutlass.range(n_block - n_min, unroll=1):
             self.load_kv(t.tma_k, rings.k, tKgK, tKsK, n_block - 1, i + 1)
             self.load_kv(t.tma_v, rings.v, tVgV, tVsV, n_block, i)
@@ -773,21 +776,24 @@ class AttentionForward:
         rings.v.wait(i)
         rings.v.release(i)
 
+    def hear(self, mailbox, slot, phase):
+        """What the producer tells of the next row tile; the mailbox is given back."""
+        cute.arch.mbarrier_wait(mailbox.full, phase)
+        told = [cute.arch.make_warp_uniform(slot[n]) for n in range(TOLD)]
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(mailbox.empty)
+        return told
+
     @cute.jit
     def consume(self, p, t, rings, mailbox, slot, wg):
         """Walk the CTA's tiles as the producer tells them."""
         i, phase = Int32(0), Int32(0)
-        going = Boolean(True)
-        while going:
-            cute.arch.mbarrier_wait(mailbox.full, phase)
-            told = [cute.arch.make_warp_uniform(slot[n]) for n in range(TOLD)]
-            cute.arch.sync_warp()
-            with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive(mailbox.empty)
-            going = told[0] >= 0
-            if going:
-                i = self.attend(self.sequence(p, told), t, rings, wg, i, phase)
+        told = self.hear(mailbox, slot, phase)
+        while told[0] >= 0:
+            i = self.attend(self.sequence(p, told), t, rings, wg, i, phase)
             phase ^= 1
+            told = self.hear(mailbox, slot, phase)
         cute.arch.cp_async_bulk_wait_group(0, read=True)  # shared memory must outlive the last store
 
     @cute.jit

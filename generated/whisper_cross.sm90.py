@@ -54,7 +54,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "bb68f6b9f42d904cab2ede1e68b354627933ba294dd4cd0fb119dc23981e5d54",
-    "body_sha256": "cb1c09bc78f36a26e61cd68ef36dabf75cdc780b17e5168c80a909872291818d",
+    "body_sha256": "4bec863dcac2c086bd96d9614a5aa6be77363792984e57b412a7e3bd19b3681d",
     "layout": "bhsd",
     "dtype": "fp16",
     "out_dtype": "fp16",
@@ -94,6 +94,7 @@ EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000  # L2 policies 
 # schedule: named barriers. The hardware has 16: 0 is the whole CTA's, then up to 4 warpgroups take one of each kind.
 BARRIER_TURN = 1  # + warpgroup: its turn to issue GEMMs
 BARRIER_STORE = 5  # + warpgroup: its slice of O may be written, is written
+TOLD = 3  # what the producer tells the consumers of a tile: m_block, head, batch
 
 
 # ---- compute, memory, schedule: the tile plans ---------------------------------------------------------------------
@@ -330,7 +331,7 @@ class AttentionForward:
         @cute.struct
         class SharedStorage:
             mbarriers: cute.struct.MemRange[Int64, num_mbarriers]
-            mailbox: cute.struct.MemRange[Int64, 1]  # the next tile's number, an int32
+            mailbox: cute.struct.MemRange[Int32, TOLD]  # of the next tile
             sQ: cute.struct.Align[cute.struct.MemRange[ELEMENT, cute.cosize(layout_q)], 1024]
             sO: cute.struct.Align[cute.struct.MemRange[ELEMENT, cute.cosize(layout_o)], 1024]
             sK: cute.struct.Align[cute.struct.MemRange[ELEMENT, cute.cosize(layout_k)], 1024]
@@ -425,7 +426,7 @@ class AttentionForward:
             v=Ring(bars_kv + 2 * stages, bars_kv + 3 * stages, stages),
         )
         mailbox = Ring(bars_kv + 4 * stages, bars_kv + 4 * stages + 1, 1)
-        slot = cute.make_tensor(cute.recast_ptr(storage.mailbox.data_ptr(), dtype=Int32), cute.make_layout(1))
+        slot = storage.mailbox.get_tensor(cute.make_layout(TOLD))
         if warp_idx == 0:
             for atom in (tma_q, tma_k, tma_v, tma_o):
                 cpasync.prefetch_descriptor(atom)
@@ -448,7 +449,7 @@ class AttentionForward:
                 self.load(p, t, rings, mailbox, slot, tile_counter, Int32(tile))
         else:
             cute.arch.setmaxregister_increase(self.plan.consumer_registers)
-            self.consume(p, t, rings, mailbox, slot, cute.arch.make_warp_uniform(tidx // 128 - 1), Int32(tile))
+            self.consume(p, t, rings, mailbox, slot, cute.arch.make_warp_uniform(tidx // 128 - 1))
 
     # ---- schedule: which tile next -------------------------------------------------------------------------------
 
@@ -482,38 +483,47 @@ class AttentionForward:
 
     @cute.jit
     def load(self, p, t, rings, mailbox, slot, tile_counter: cute.Tensor, tile: Int32):
-        """Walk the CTA's tiles: load each, and find the next one.
+        """Walk the CTA's tiles: tell the consumers where each lies, load it, and find the next one.
 
         The first tile is the CTA's own number; each next one comes behind those, by a ticket of the launch's counter.
         A CTA draws one ticket for every tile it takes, so a launch draws tickets 0 to num_tiles - 1 and whoever holds
-        the last one may set the counter back to zero. Consumers read the number in a mailbox in shared memory, `slot`.
+        the last one may set the counter back to zero. Consumers read the place in a mailbox in shared memory, `slot`:
+        its divisions take hundreds of cycles, which they would have between two tiles and the producer has to spare.
         """
         tidx, _, _ = cute.arch.thread_idx()
         num_ctas, _, _ = cute.arch.grid_dim()
         i, taken = Int32(0), Int32(0)  # uses of K and V, tiles
         while tile < p.num_tiles:
-            # The ticket is asked for early and published once every consumer warp has read the one before.
+            # The ticket is asked for early: its number is there when this tile has been loaded.
             ticket = Int32(0)
             if tidx == 0:
                 ticket = cute.arch.atomic_add(tile_counter.iterator, Int32(1), sem="relaxed", scope="gpu")
-            i = self.load_tile(p, t, rings, tile, i, taken)
+            place = self.tile_coords(tile, p)
+            self.tell(mailbox, slot, place, taken, tidx)
+            i = self.load_tile(p, t, rings, place, i, taken)
             if ticket == p.num_tiles - 1 and tidx == 0:  # the last ticket: leave the counter as it was
                 tile_counter[0] = Int32(0)
             tile = cute.arch.shuffle_sync(ticket, 0) + num_ctas
-            cute.arch.mbarrier_wait(mailbox.empty, (taken & 1) ^ 1)
-            if tidx == 0:
-                slot[0] = tile
-                cute.arch.mbarrier_arrive(mailbox.full)
-            cute.arch.sync_warp()
             taken += 1
+        self.tell(mailbox, slot, [Int32(-1)] * TOLD, taken, tidx)
 
     @cute.jit
-    def load_tile(self, p, t, rings, tile: Int32, i: Int32, taken: Int32):
-        """One row tile: Q slice by slice (one a warpgroup), K and V tile by tile, V one use behind K.
+    def tell(self, mailbox, slot, told, taken: Int32, lane: Int32):
+        """Write the next tile (-1: none) to the mailbox, once every consumer warp has read the one before."""
+        cute.arch.mbarrier_wait(mailbox.empty, (taken & 1) ^ 1)
+        if lane == 0:
+            for n, value in enumerate(told):
+                slot[n] = value
+            cute.arch.mbarrier_arrive(mailbox.full)
+        cute.arch.sync_warp()
+
+    @cute.jit
+    def load_tile(self, p, t, rings, place, i: Int32, taken: Int32):
+        """The row tile at `place`: Q slice by slice (one a warpgroup), K and V tile by tile, V one use behind K.
 
         Returns the new use count.
         """
-        m_block, h, b = self.tile_coords(tile, p)
+        m_block, h, b = place
         h_kv = h // p.qhead_per_kvhead
         whole = cute.make_layout(1)
         gQ = cute.local_tile(t.mQ[None, None, h, b], (64, HEAD_DIM_QK), (None, 0))
@@ -524,7 +534,12 @@ class AttentionForward:
         tVsV, tVgV = cpasync.tma_partition(t.tma_v, 0, whole, cute.group_modes(t.sV, 0, 2), cute.group_modes(gV, 0, 2))
         n_min, n_max = self.cta_tiles(p, b, h, m_block)
         n_block = n_max - 1
-        for wg in cutlass.range_constexpr(self.warpgroups):
+        # K has a free stage before Q is free; until then Q comes as near as L2.
+        self.load_kv(t.tma_k, rings.k, tKgK, tKsK, n_block, i)
+        if taken > 0:
+            for wg in cutlass.range_constexpr(self.warpgroups):
+                cute.prefetch(t.tma_q, tQgQ[None, m_block * self.warpgroups + wg])
+        for wg in cutlass.range_constexpr(self.warpgroups):  # as their turns end
             cute.arch.mbarrier_wait(rings.q_empty + wg, (taken & 1) ^ 1)
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive_and_expect_tx(rings.q_full + wg, 64 * HEAD_DIM_QK * ELEMENT_BYTES)
@@ -535,8 +550,6 @@ class AttentionForward:
                 tma_bar_ptr=rings.q_full + wg,
                 cache_policy=Int64(EVICT_FIRST),
             )
-            if const_expr(wg == 0):  # warpgroup 0 can start
-                self.load_kv(t.tma_k, rings.k, tKgK, tKsK, n_block, i)
         for _ in cutlass.range(n_block - n_min, unroll=1):
             self.load_kv(t.tma_k, rings.k, tKgK, tKsK, n_block - 1, i + 1)
             self.load_kv(t.tma_v, rings.v, tVgV, tVsV, n_block, i)
@@ -605,27 +618,36 @@ class AttentionForward:
         self.add_sums(w, tile_sum, first=False)
         self.rescale_o_if(w, vote)
 
+    def hear(self, mailbox, slot, phase):
+        """What the producer tells of the next row tile; the mailbox is given back."""
+        cute.arch.mbarrier_wait(mailbox.full, phase)
+        told = [cute.arch.make_warp_uniform(slot[n]) for n in range(TOLD)]
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(mailbox.empty)
+        return told
+
     @cute.jit
-    def consume(self, p, t, rings, mailbox, slot, wg, tile: Int32):
-        """Walk the CTA's tiles as the producer does, reading each next one from the mailbox (see `load`)."""
+    def consume(self, p, t, rings, mailbox, slot, wg):
+        """Walk the CTA's tiles as the producer tells them."""
         if wg == self.warpgroups - 1:  # the first turn is warpgroup 0's
             cute.arch.barrier_arrive(barrier_id=BARRIER_TURN, number_of_threads=256)
         i, phase = Int32(0), Int32(0)
-        while tile < p.num_tiles:
-            i = self.attend(p, t, rings, wg, tile, i, phase)
-            cute.arch.mbarrier_wait(mailbox.full, phase)
-            tile = slot[0]
-            cute.arch.sync_warp()
-            with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive(mailbox.empty)
+        told = self.hear(mailbox, slot, phase)
+        while told[0] >= 0:
+            i = self.attend(p, t, rings, wg, told, i, phase)
             phase ^= 1
+            told = self.hear(mailbox, slot, phase)
         cute.arch.cp_async_bulk_wait_group(0, read=True)  # shared memory must outlive the last store
 
     @cute.jit
-    def attend(self, p, t, rings, wg, tile: Int32, i: Int32, phase: Int32):
-        """One row tile: this warpgroup's 64 rows against their KV tiles, O and LSE. Returns the new use count."""
+    def attend(self, p, t, rings, wg, place, i: Int32, phase: Int32):
+        """The row tile at `place`: this warpgroup's 64 rows against their KV tiles, O and LSE.
+
+        Returns the new use count.
+        """
         tidx, _, _ = cute.arch.thread_idx()
-        m_block, h, b = self.tile_coords(tile, p)
+        m_block, h, b = place
         thread = tidx % 128
         lane, warp_in_wg = thread % 32, cute.arch.make_warp_uniform(thread // 32)
         row_0 = m_block * self.tile_m + wg * 64

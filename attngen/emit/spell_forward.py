@@ -94,7 +94,7 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
     )
 
 
-def _slices(last_first: bool) -> dict[str, str]:
+def _slices(last_first: bool) -> dict[str, Any]:
     """The fields about which slice of Q is loaded first: as the warpgroups end their walks of the tile before."""
     if last_first:
         return {

@@ -142,7 +142,8 @@ def wanted(plan: KernelPlan) -> Events:
             {"rings.q_empty wait": 1, "rings.q_full announce": 1, "rings.k fill": 2, "rings.v fill": 2}
         ),
         "load_kv": Counter({"ring acquire": 1}),
-        "consume": start + Counter({"mailbox.full wait": 1, "mailbox.empty arrive": 1}),
+        "hear": Counter({"mailbox.full wait": 1, "mailbox.empty arrive": 1}),
+        "consume": start,
         "attend": last + Counter({"rings.q_full wait": 1}) + (q_arrive if own else Counter()),
         "first_tile": first,
         "step": both + turn,

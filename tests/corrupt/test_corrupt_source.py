@@ -111,12 +111,12 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
         f"{METHOD}.tell: `mailbox.empty wait` stands 0 times",
     ),
     "mailbox not awaited": (
-        "causal", "            cute.arch.mbarrier_wait(mailbox.full, phase)\n", "",
-        f"{METHOD}.consume: `mailbox.full wait` stands 0 times",
+        "causal", "        cute.arch.mbarrier_wait(mailbox.full, phase)\n", "",
+        f"{METHOD}.hear: `mailbox.full wait` stands 0 times",
     ),
     "mailbox not given back": (
-        "causal", "                cute.arch.mbarrier_arrive(mailbox.empty)\n", "                pass\n",
-        f"{METHOD}.consume: `mailbox.empty arrive` stands 0 times",
+        "causal", "            cute.arch.mbarrier_arrive(mailbox.empty)\n", "            pass\n",
+        f"{METHOD}.hear: `mailbox.empty arrive` stands 0 times",
     ),
     "q arrivals": (
         "causal", "cute.arch.mbarrier_init(rings.q_empty + wg, 4)", "cute.arch.mbarrier_init(rings.q_empty + wg, 1)",
