@@ -21,6 +21,7 @@ from attngen.ir.plan import KernelPlan, PlanSet
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.tuned import Choice, Rate, Tuned
 from attngen.ir.types import Layout
+from attngen.passes import choose
 from attngen.passes.cost import launch_cycles
 from attngen.passes.launch import unpaired
 from attngen.passes.mask_form import mask_form
@@ -113,15 +114,15 @@ def pick(
     best = [max(r[j] for r in rates) for j in range(len(lengths))]
     slower = [[b / t for b, t in zip(best, r, strict=True)] for r in rates]
     options = []
-    for skeleton in dict.fromkeys(search.skeleton(p) for p in plans):
+    for skeleton in dict.fromkeys(choose.skeleton(p) for p in plans):
         tiles: dict[str, list[int]] = {}
         for i, p in enumerate(plans):
-            if search.skeleton(p) == skeleton:
+            if choose.skeleton(p) == skeleton:
                 tiles.setdefault(p.name, []).append(i)
         for one_each in product(*tiles.values()):
-            options += search.splits({i: slower[i] for i in one_each}, lengths)
+            options += choose.splits({i: slower[i] for i in one_each}, lengths)
     return min(
-        ((loss + len(chosen) * search.WORTH * len(lengths), chosen, limits) for loss, chosen, limits in options),
+        ((loss + len(chosen) * choose.WORTH * len(lengths), chosen, limits) for loss, chosen, limits in options),
     )[1:]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attngen.cli import common
+from attngen.cli import arguments, common, files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,29 +35,21 @@ def bench(
     spec: Annotated[
         str | None, typer.Argument(metavar="[SPEC]", help="A .attn file; none with a grid.", show_default=False)
     ] = None,
-    name: common.Name = None,
-    target: common.Target = None,
-    dtype: common.DTypeOption = None,
-    head_dim: common.HeadDim = None,
-    layout: common.LayoutOption = None,
-    tile: common.Tile = None,
-    stages: common.Stages = None,
-    order: common.Order = None,
-    deterministic: common.Deterministic = None,
+    name: arguments.Name = None,
+    target: arguments.Target = None,
+    dtype: arguments.DTypeOption = None,
+    head_dim: arguments.HeadDim = None,
+    layout: arguments.LayoutOption = None,
+    tile: arguments.Tile = None,
+    stages: arguments.Stages = None,
+    order: arguments.Order = None,
+    deterministic: arguments.Deterministic = None,
     seqlen: Annotated[str | None, typer.Option("--seqlen", help="Lengths, e.g. 1024,4096.")] = None,
-    seqlen_kv: Annotated[
-        int | None, typer.Option("--seqlen-kv", min=1, help="Keys, where not as many as rows.")
-    ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Default: 32768 tokens in all.")] = None,
-    heads: Annotated[
-        int | None, typer.Option("--heads", min=1, help="Query heads (default: width 2048 in all).")
-    ] = None,
-    heads_kv: Annotated[
-        int | None, typer.Option("--heads-kv", min=1, help="KV heads (default: as many as query heads).")
-    ] = None,
-    param: Annotated[
-        list[str] | None, typer.Option("--param", help="NAME=VALUE of a run-time param; repeatable.")
-    ] = None,
+    seqlen_kv: arguments.SeqlenKv = None,
+    batch: arguments.Batch = None,
+    heads: arguments.Heads = None,
+    heads_kv: arguments.HeadsKv = None,
+    param: arguments.Params = None,
     peers: Annotated[
         str | None,
         typer.Option(
@@ -98,7 +90,6 @@ def bench(
 ) -> None:
     """Measure kernels side by side: random order, each warmed by itself, median of rounds, with the matmul ceiling."""
     from attngen import samples
-    from attngen.bench.peers import PEERS
     from attngen.bench.variants import AGAINST
 
     if (spec is not None) + grid + variants + masks != 1:
@@ -109,14 +100,11 @@ def bench(
         return measure_masks(seqlen, heads, head_dim, rounds, seed, target, as_json, save)
     if only is not None and not (variants or grid):
         raise common.Usage("--only picks parts of --grid, or rows of --variants")
-    peers = peers if peers is not None else VARIANT_PEERS if variants else PEERS_DEFAULT
-    chosen = [p.strip() for p in peers.split(",") if p.strip()]
-    for unknown in (p for p in chosen if p not in PEERS):
-        raise common.Usage(f"no peer {common.printable(unknown)!r}; there are {', '.join(PEERS)}")
+    chosen = _peers(peers, variants)
     if plot is not None and not plot.endswith((".svg", ".png")):
         raise common.Usage("--plot takes a file that ends in .svg or .png")
     lengths = _lengths(seqlen, quick, backward)
-    changes = common.overrides(
+    changes = arguments.overrides(
         dtype=dtype,
         head_dim=head_dim,
         layout=layout,
@@ -125,7 +113,7 @@ def bench(
         order=order,
         deterministic=deterministic,
     )
-    given = common.settings_of(param or [], "--param")
+    given = arguments.settings_of(param or [], "--param")
     shapes = {"batch": batch, "heads_q": heads, "heads_kv": heads_kv, "seqlen_kv": seqlen_kv}
     if variants:
         work = list(_variant_cells(only, lengths if seqlen is not None else None, changes, given))
@@ -149,12 +137,23 @@ def bench(
         raise typer.Exit(common.SPEC)
 
 
+def _peers(text: str | None, variants: bool) -> list[str]:
+    """The libraries of --peers."""
+    from attngen.bench.peers import PEERS
+
+    text = text if text is not None else VARIANT_PEERS if variants else PEERS_DEFAULT
+    chosen = [p.strip() for p in text.split(",") if p.strip()]
+    for unknown in (p for p in chosen if p not in PEERS):
+        raise common.Usage(f"no peer {common.printable(unknown)!r}; there are {', '.join(PEERS)}")
+    return chosen
+
+
 def _lengths(seqlen: str | None, quick: bool, backward: bool) -> tuple[int, ...]:
     from attngen.bench.grid import BACKWARD_LENGTHS, QUICK_LENGTHS, USUAL_LENGTHS
 
     if seqlen is None:
         return QUICK_LENGTHS if quick else BACKWARD_LENGTHS if backward else USUAL_LENGTHS
-    return common.lengths_of(seqlen)
+    return arguments.lengths_of(seqlen)
 
 
 def _spec_cells(
@@ -163,7 +162,8 @@ def _spec_cells(
     from attngen.bench.cells import usual_cell, with_shape
     from attngen.passes.parts import pick
 
-    resolved = pick(common.load(source, name, changes), None).spec  # what is measured is the kernel on its q, k and v
+    # what is measured is the kernel on its q, k and v
+    resolved = pick(arguments.load(source, name, changes), None).spec
     for length in lengths:
         cell = usual_cell(resolved, length)
         if shapes["heads_q"] is not None and shapes["heads_kv"] is None:
@@ -246,7 +246,7 @@ def _measure_all(
         )
         common.say(f"  {report.line(rows[-1], settings['against'])} [{time.perf_counter() - begun:.1f} s]")
         if save is not None:
-            common.write_text(save, _document(rows, settings))
+            files.write_text(save, _document(rows, settings))
     return rows
 
 
@@ -262,11 +262,11 @@ def _publish(rows: list[Row], settings: dict[str, Any], as_json: bool, plot: str
     about = machine.describe()
     if plot is not None:
         picture = report.picture(rows, about)
-        common.write_bytes(Path(plot), picture.png() if plot.endswith(".png") else picture.svg().encode())
+        files.write_bytes(Path(plot), picture.png() if plot.endswith(".png") else picture.svg().encode())
     if as_json:
-        common.write_text("-", _document(rows, settings))
+        files.write_text("-", _document(rows, settings))
     elif markdown:
-        common.write_text("-", report.markdown(rows, about, settings["against"]))
+        files.write_text("-", report.markdown(rows, about, settings["against"]))
     else:
         header, body = report.cells(rows, settings["against"])
         common.table(header, body)

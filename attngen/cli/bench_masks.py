@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from attngen.cli import common
+from attngen.cli import arguments, common, files
 
 
 def masks(
@@ -16,15 +16,15 @@ def masks(
     from attngen.bench.masks import SEQLEN, measure
 
     common.need_gpu("a benchmark")
-    dim = common.overrides(head_dim=head_dim).get("head_dim", 128)
+    dim = arguments.overrides(head_dim=head_dim).get("head_dim", 128)
     found = [
         measure(n, heads=heads or 16, head_dim=int(str(dim)), rounds=rounds or 7, seed=seed, target=target)
-        for n in (common.lengths_of(seqlen) if seqlen is not None else (SEQLEN,))
+        for n in (arguments.lengths_of(seqlen) if seqlen is not None else (SEQLEN,))
     ]
     document = json.dumps({"machine": machine.describe(), "masks": [c.as_json() for c in found]}, indent=1) + "\n"
     if save is not None:
-        common.write_text(save, document)
+        files.write_text(save, document)
     if as_json:
-        common.write_text("-", document)
+        files.write_text("-", document)
     for line in () if as_json else (x for c in found for x in c.lines()):
         common.say(line)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attngen.cli import common
+from attngen.cli import arguments, common, files
 from attngen.diag.diagnostic import AttnError, Diagnostic, Severity
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def check(
     plan: Annotated[
         bool, typer.Option("--plan", help="Also look for a plan that serves each attention block.")
     ] = False,
-    target: common.Target = None,
+    target: arguments.Target = None,
     as_json: Annotated[bool, typer.Option("--json", help="All faults as JSON on stdout.")] = False,
 ) -> None:
     """Check specs: syntax, names, types, meaning; with --plan also that a kernel exists. Exit 1 on a fault.
@@ -32,11 +32,11 @@ def check(
     from attngen.syntax import check_text, load_all
 
     found: list[Diagnostic] = []
-    files: list[dict[str, object]] = []
+    checked: list[dict[str, object]] = []
     for name in specs:
         faults: list[Diagnostic]
         try:
-            source = common.read_source(name)
+            source = files.read_source(name)
             faults = check_text(source)
         except common.Usage as fault:  # no reason to keep silent about the other files
             faults = [Diagnostic("E0110", str(fault), helps=("check the path",))]
@@ -49,14 +49,14 @@ def check(
                     without[spec.name] = _without(spec, target)
         notes = [] if _errors(faults) else [n for spec in load_all(source) for n in element_wise(spec)]
         found += [*faults, *notes]
-        files.append({"file": name, "ok": not _errors(faults), **({"gradients_without": without} if plan else {})})
+        checked.append({"file": name, "ok": not _errors(faults), **({"gradients_without": without} if plan else {})})
         if not as_json and not faults:
             common.say(f"{common.printable(name)}: ok")
             for block, reasons in without.items():
                 for reason in reasons:
                     common.say(f"{common.printable(name)}: {block}: {reason}")
     if as_json:
-        print(render.to_json(found, files=files))
+        print(render.to_json(found, files=checked))
     elif found:
         common.report(found)
     if _errors(found):

@@ -1,4 +1,4 @@
-"""What every command shares: exit codes, faults on stderr, the source argument, override options."""
+"""What every command shares: exit codes, faults on stderr, tables on stdout."""
 
 from __future__ import annotations
 
@@ -6,23 +6,16 @@ import errno
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import typer
 
 from attngen.diag.diagnostic import AttnError, Diagnostic
 
-if TYPE_CHECKING:
-    from attngen.ir.spec import AttentionSpec
-
 OK, SPEC, USAGE, ENVIRONMENT, BUG = 0, 1, 2, 3, 70
 P = ParamSpec("P")
 R = TypeVar("R")
-
-#: What is read of a file or of stdin before it is called no spec.
-MAX_BYTES = 4_000_000
 
 #: How faults are printed; set once by the global option.
 diagnostics_format = "human"
@@ -130,68 +123,10 @@ def _drop_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def read_source(argument: str) -> str | Path:
-    """The SOURCE argument: a path that exists, or `-` for the text on stdin."""
-    if argument == "-":
-        return read_stdin()
-    path = Path(argument)
-    try:
-        if not argument:
-            raise Usage("SPEC is empty; name a file that ends in .attn, or - for stdin")
-        if path.is_dir():
-            raise Usage(f"{printable(argument)} is a folder, not a spec; name a file that ends in .attn")
-        if not path.exists():
-            raise Usage(f"no such file: {printable(argument)}{_near(path)}")
-    except (OSError, ValueError) as fault:
-        raise Usage(f"cannot read {printable(argument)}: {getattr(fault, 'strerror', None) or fault}") from None
-    return path
-
-
-def read_stdin() -> str:
-    """All of stdin as text."""
-    try:
-        # A text without a newline would be taken for a path.
-        data = sys.stdin.buffer.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise Usage(f"stdin is larger than {MAX_BYTES // 1_000_000} MB: not a spec")
-        return data.decode("utf-8") + "\n"
-    except UnicodeDecodeError as fault:
-        raise Usage(f"stdin is not UTF-8 text: {fault.reason} at byte {fault.start}") from None
-
-
 def printable(text: str, limit: int = 200) -> str:
     """A name fit for a terminal line: no control characters, bounded length."""
     clean = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
     return clean if len(clean) <= limit else f"{clean[:limit]}…"
-
-
-def write_text(output: str, text: str) -> None:
-    """Write the product: `-` is stdout, anything else a file, replaced at once or not at all."""
-    if output == "-":
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    else:
-        write_bytes(Path(output), text.encode())
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Replace `path` by `data` at once or not at all. Devices and pipes (/dev/null) are written to directly."""
-    try:
-        if path.exists() and not path.is_file():
-            if path.is_dir():
-                raise Usage(f"{printable(str(path))} is a folder; give -o a file name")
-            path.write_bytes(data)
-            return
-        part = path.with_name(f".{path.name[:100]}.{os.getpid()}.part")
-        try:
-            part.write_bytes(data)
-            if path.exists():
-                part.chmod(path.stat().st_mode & 0o7777)
-            os.replace(part, path.resolve() if path.is_symlink() else path)
-        finally:
-            part.unlink(missing_ok=True)
-    except (OSError, ValueError) as fault:
-        raise Usage(f"cannot write {printable(str(path))}: {getattr(fault, 'strerror', None) or fault}") from None
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -221,95 +156,6 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         ).rstrip()
         for line in lines
     )
-
-
-def _near(path: Path) -> str:
-    import difflib
-
-    folder = path.parent
-    names = sorted(p.name for p in folder.glob("*.attn") if p.is_file()) if folder.is_dir() else []
-    close = difflib.get_close_matches(path.name, names, n=1)
-    return f"; did you mean {folder / close[0]}?" if close else ""
-
-
-# -- options that change a spec, the same words in every command ------------------------------------------------------
-
-Source = Annotated[str, typer.Argument(metavar="SPEC", help="A .attn file, or - for stdin.", show_default=False)]
-Name = Annotated[str | None, typer.Option("--name", help="Which attention block (default: the last).")]
-Target = Annotated[
-    str | None,
-    typer.Option("--target", help="Architecture, e.g. sm_90a (default: ATTNGEN_TARGET, the spec's, sm_90a)."),
-]
-DTypeOption = Annotated[str | None, typer.Option("--dtype", help="bf16 or fp16 in place of the spec's.")]
-HeadDim = Annotated[str | None, typer.Option("--head-dim", help="Head dim, e.g. 64, or 192x128 for q/k and v.")]
-LayoutOption = Annotated[str | None, typer.Option("--layout", help="bshd, bhsd or packed_qkv in place of the spec's.")]
-Tile = Annotated[str | None, typer.Option("--tile", help="tile_m x tile_n, e.g. 128x128.")]
-Stages = Annotated[int | None, typer.Option("--stages", help="K/V stages in shared memory.", min=1, max=64)]
-Order = Annotated[str | None, typer.Option("--order", help="Tile order: lpt or linear.")]
-Deterministic = Annotated[
-    bool | None,
-    typer.Option("--deterministic/--no-deterministic", help="Gradients with the same bits from run to run, or not."),
-]
-
-
-def overrides(
-    *,
-    dtype: str | None = None,
-    head_dim: str | None = None,
-    layout: str | None = None,
-    tile: str | None = None,
-    stages: int | None = None,
-    order: str | None = None,
-    deterministic: bool | None = None,
-) -> dict[str, object]:
-    """The override options as `attngen.options.Options` takes them."""
-    changes: dict[str, object] = {}
-    if head_dim is not None:
-        parts = head_dim.lower().split("x")
-        if len(parts) > 2 or not all(p.isascii() and p.isdigit() and len(p) < 7 for p in parts):
-            raise Usage(
-                f"--head-dim takes a number such as 64, or 192x128 for q/k and v, found {printable(head_dim)!r}"
-            )
-        changes["head_dim"] = int(parts[0])
-        if len(parts) == 2:
-            changes["head_dim_v"] = int(parts[1])
-    plain: dict[str, object] = {"dtype": dtype, "layout": layout, "tile": tile, "stages": stages, "order": order}
-    plain["deterministic"] = deterministic
-    return changes | {k: v for k, v in plain.items() if v is not None}
-
-
-def load(source: str, name: str | None, changes: Mapping[str, object]) -> AttentionSpec:
-    """The spec that SOURCE, --name and the override options mean."""
-    from attngen import specs
-    from attngen.options import Options
-
-    return specs.resolve(read_source(source), name, Options.parse(changes))
-
-
-def pick_target(spec: AttentionSpec, target: str | None) -> str:
-    """--target, else ATTNGEN_TARGET, else the spec's first target, else sm_90a: as `attngen compile` picks."""
-    from attngen.settings import DEFAULT_TARGET, settings
-
-    return target or settings().target or (spec.targets[0] if spec.targets else DEFAULT_TARGET)
-
-
-def settings_of(items: Iterable[str], option: str) -> dict[str, str]:
-    """`NAME=VALUE` options as a dict."""
-    found: dict[str, str] = {}
-    for item in items:
-        key, sign, value = item.partition("=")
-        if not sign or not key:
-            raise Usage(f"{option} takes NAME=VALUE, found {printable(item)!r}")
-        found[key.strip()] = value.strip()
-    return found
-
-
-def lengths_of(text: str) -> tuple[int, ...]:
-    """The lengths of --seqlen, such as `1024,4096`."""
-    parts = [p.strip() for p in text.split(",")]
-    if not all(p.isascii() and p.isdigit() and 0 < int(p) < 2**24 for p in parts):
-        raise Usage(f"--seqlen takes lengths from 1 to {2**24 - 1} such as 1024,4096, found {printable(text)!r}")
-    return tuple(int(p) for p in parts)
 
 
 def need_gpu(what: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attngen.cli import common
+from attngen.cli import arguments, common, files
 
 if TYPE_CHECKING:
     from attngen.ir.spec import AttentionSpec
@@ -36,15 +36,15 @@ def compile_(
         typer.Option("--part", help="Of a spec that takes several kernels, this one (default: a file for each)."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE even if it was edited or is no kernel.")] = False,
-    name: common.Name = None,
-    target: common.Target = None,
-    dtype: common.DTypeOption = None,
-    head_dim: common.HeadDim = None,
-    layout: common.LayoutOption = None,
-    tile: common.Tile = None,
-    stages: common.Stages = None,
-    order: common.Order = None,
-    deterministic: common.Deterministic = None,
+    name: arguments.Name = None,
+    target: arguments.Target = None,
+    dtype: arguments.DTypeOption = None,
+    head_dim: arguments.HeadDim = None,
+    layout: arguments.LayoutOption = None,
+    tile: arguments.Tile = None,
+    stages: arguments.Stages = None,
+    order: arguments.Order = None,
+    deterministic: arguments.Deterministic = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="What was made, as JSON on stdout (with -o FILE or --object).")
     ] = False,
@@ -64,7 +64,7 @@ def compile_(
     if only not in (None, "forward", "backward"):
         raise common.Usage(f"--only takes forward or backward, found {common.printable(only or '')!r}")
     started = time.perf_counter()
-    changes = common.overrides(
+    changes = arguments.overrides(
         dtype=dtype,
         head_dim=head_dim,
         layout=layout,
@@ -73,9 +73,9 @@ def compile_(
         order=order,
         deterministic=deterministic,
     )
-    text = common.read_source(source_name)
+    text = files.read_source(source_name)
     spec = specs.resolve(text, name, Options.parse(changes))
-    chosen = served_parts(spec, common.pick_target(spec, target), part)
+    chosen = served_parts(spec, arguments.pick_target(spec, target), part)
     if len(chosen) > 1 and output == "-" and objects is None:
         raise several(spec)  # two modules are no file
     made: list[dict[str, Any]] = []
@@ -98,7 +98,7 @@ def compile_(
             common.say(f"{source.kernel_id}: {', '.join(written)} ({_plans(source.meta)}; {seconds:.2f} s)")
     if as_json:
         whole = made[0] if len(made) == 1 else {"name": spec.name, "formula": formula(spec), "parts": made}
-        common.write_text("-", json.dumps({"schema": 1, **whole}) + "\n")
+        files.write_text("-", json.dumps({"schema": 1, **whole}) + "\n")
     elif len(chosen) > 1 and not quiet:
         common.say(f"put them together: {formula(spec)} (attngen.build does)")
 
@@ -119,7 +119,7 @@ def _compile_one(
     if output != "-":
         written.append(str(_write(source, output, force)))
     elif objects is None:
-        common.write_text("-", source.text)
+        files.write_text("-", source.text)
     if objects is not None:
         both = source.meta["direction"] == "both"  # an object holds one plan of one direction
         for one in (compiled("forward"), compiled("backward")) if both else (source,):

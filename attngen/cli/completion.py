@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from attngen.cli import common
+from attngen.cli import files
 
 
 class Shell(StrEnum):
@@ -35,4 +35,4 @@ def completion(shell: Annotated[Shell, typer.Argument(help="bash, zsh or fish.",
     )
     if made.returncode or not made.stdout.strip():
         raise RuntimeError(f"no completion script for {shell.value}: {made.stderr.strip()[:500]}")
-    common.write_text("-", made.stdout)
+    files.write_text("-", made.stdout)

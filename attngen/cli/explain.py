@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attngen.cli import common
+from attngen.cli import arguments, common, files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from attngen.directions import Gradients
     from attngen.ir.plan import PlanSet
     from attngen.ir.spec import AttentionSpec
-    from attngen.rooflines import BackwardRoofline, Roofline
     from attngen.samples import Shape
 
 
@@ -26,33 +23,23 @@ def explain(
     subject: Annotated[
         str, typer.Argument(metavar="SPEC|CODE", help="A .attn file, -, or a code such as E0302.", show_default=False)
     ],
-    name: common.Name = None,
-    target: common.Target = None,
-    dtype: common.DTypeOption = None,
-    head_dim: common.HeadDim = None,
-    layout: common.LayoutOption = None,
-    tile: common.Tile = None,
-    stages: common.Stages = None,
-    order: common.Order = None,
-    deterministic: common.Deterministic = None,
+    name: arguments.Name = None,
+    target: arguments.Target = None,
+    dtype: arguments.DTypeOption = None,
+    head_dim: arguments.HeadDim = None,
+    layout: arguments.LayoutOption = None,
+    tile: arguments.Tile = None,
+    stages: arguments.Stages = None,
+    order: arguments.Order = None,
+    deterministic: arguments.Deterministic = None,
     seqlen: Annotated[
         str, typer.Option("--seqlen", help="Lengths for the rooflines, e.g. 1024,4096; the picture takes the first.")
     ] = "1024,8192",
-    seqlen_kv: Annotated[
-        int | None, typer.Option("--seqlen-kv", min=1, max=2**24, help="Keys, where not as many as rows.")
-    ] = None,
-    batch: Annotated[
-        int | None, typer.Option("--batch", min=1, max=2**20, help="Default: 32768 tokens in all.")
-    ] = None,
-    heads: Annotated[
-        int | None, typer.Option("--heads", min=1, max=65536, help="Query heads (default: width 2048 in all).")
-    ] = None,
-    heads_kv: Annotated[
-        int | None, typer.Option("--heads-kv", min=1, max=65536, help="KV heads (default: as many).")
-    ] = None,
-    param: Annotated[
-        list[str] | None, typer.Option("--param", help="NAME=VALUE of a run-time param; repeatable.")
-    ] = None,
+    seqlen_kv: arguments.SeqlenKv = None,
+    batch: arguments.Batch = None,
+    heads: arguments.Heads = None,
+    heads_kv: arguments.HeadsKv = None,
+    param: arguments.Params = None,
     part: Annotated[
         str | None, typer.Option("--part", help="Of a spec that takes several kernels, this one alone.")
     ] = None,
@@ -74,12 +61,9 @@ def explain(
         _explain_code(subject, as_json)
         return
     from attngen import samples
-    from attngen.directions import plan_gradients
     from attngen.passes.parts import describe, formula, several
     from attngen.passes.selected import is_selected
     from attngen.passes.serves import served_parts
-    from attngen.rooflines import roofline, roofline_backward
-    from attngen.search import plan
 
     for option, file, ending in (("--svg", svg, ".png"), ("--png", png, ".svg")):
         if file is not None and file.lower().endswith(ending):
@@ -87,7 +71,7 @@ def explain(
             raise common.Usage(
                 f"{option} {common.printable(file)} names a {ending} file; write {other} {common.printable(file)}"
             )
-    changes = common.overrides(
+    changes = arguments.overrides(
         dtype=dtype,
         head_dim=head_dim,
         layout=layout,
@@ -96,44 +80,55 @@ def explain(
         order=order,
         deterministic=deterministic,
     )
-    spec = common.load(subject, name, changes)
-    all_params = samples.params(spec, common.settings_of(param or [], "--param"))
-    shapes = [_shape(spec, n, seqlen_kv, batch, heads, heads_kv) for n in _lengths(seqlen)]
+    spec = arguments.load(subject, name, changes)
+    all_params = samples.params(spec, arguments.settings_of(param or [], "--param"))
+    shapes = [_shape(spec, n, seqlen_kv, batch, heads, heads_kv) for n in arguments.lengths_of(seqlen)]
     timed = [] if is_selected(spec) else shapes  # how many keys are listed is the call's affair
-    chosen = served_parts(spec, common.pick_target(spec, target), part)
+    chosen = served_parts(spec, arguments.pick_target(spec, target), part)
     drawn = svg is not None or png is not None
     if drawn and len(chosen) > 1:
         raise several(spec)
     documents: dict[str, Any] = {}
     texts = [describe(spec)] if len(chosen) > 1 else []
     for one in chosen:
-        own = one.spec
-        params = {p.name: all_params.get(p.name, 1) for p in own.params}
-        plans = plan(own, common.pick_target(spec, target))
-        gradients = plan_gradients(own, plans.target)
-        lines = [(label, roofline(plans, shape, params, x)) for label, shape, x in _calls(own, timed)]
-        back = gradients.plans
-        back_lines = (
-            [(label, roofline_backward(back, shape, params, x)) for label, shape, x in _calls(own, timed)]
-            if back
-            else []
+        params = {p.name: all_params.get(p.name, 1) for p in one.spec.params}
+        plans, documents[one.name], words = _kernel(
+            one.spec, arguments.pick_target(spec, target), timed, params, everything
         )
+        texts += words
         if drawn:
             _draw(plans, shapes[0], params, svg, png, at_batch, at_head)
-        documents[one.name] = _document(plans, lines) | {"backward": _document_backward(gradients, back_lines)}
-        from attngen import plan_text, plan_text_backward
-
-        texts += [
-            plan_text.describe(plans, everything=everything),
-            plan_text.rooflines(lines),
-            plan_text_backward.describe_backward(back, gradients.refused, everything=everything),
-            plan_text_backward.rooflines_backward(back_lines),
-        ]
     if as_json:
         whole = {"schema": 1, "name": spec.name, "formula": formula(spec), "parts": documents}
         print(json.dumps(documents[chosen[0].name] if len(chosen) == 1 else whole, indent=1))
     elif svg != "-":
         print("\n\n".join(t for t in texts if t))
+
+
+def _kernel(
+    spec: AttentionSpec, target: str, shapes: list[Shape], params: dict[str, Any], everything: bool
+) -> tuple[PlanSet, dict[str, Any], list[str]]:
+    """The plans of a kernel, and what is said of them and of their gradients: as a document, as texts."""
+    from attngen import plan_text, plan_text_backward
+    from attngen.cli.explain_json import document, document_backward
+    from attngen.directions import plan_gradients
+    from attngen.rooflines import roofline, roofline_backward
+    from attngen.search import plan
+
+    plans = plan(spec, target)
+    gradients = plan_gradients(spec, plans.target)
+    back = gradients.plans
+    lines = [(label, roofline(plans, shape, params, x)) for label, shape, x in _calls(spec, shapes)]
+    back_lines = (
+        [(label, roofline_backward(back, shape, params, x)) for label, shape, x in _calls(spec, shapes)] if back else []
+    )
+    texts = [
+        plan_text.describe(plans, everything=everything),
+        plan_text.rooflines(lines),
+        plan_text_backward.describe_backward(back, gradients.refused, everything=everything),
+        plan_text_backward.rooflines_backward(back_lines),
+    ]
+    return plans, document(plans, lines) | {"backward": document_backward(gradients, back_lines)}, texts
 
 
 def _is_code(text: str) -> bool:
@@ -159,15 +154,6 @@ def _explain_code(text: str, as_json: bool) -> None:
         print(json.dumps({"schema": 1, **{k: getattr(row, k) for k in ("code", "slug", "summary", "explanation")}}))
     else:
         print(f"{row.code} {row.slug}: {row.summary}\n\n{row.explanation.strip()}")
-
-
-def _lengths(text: str) -> list[int]:
-    parts = [p.strip() for p in text.split(",")]
-    if not all(p.isascii() and p.isdigit() and 0 < int(p) < 2**24 for p in parts):
-        raise common.Usage(
-            f"--seqlen takes lengths from 1 to {2**24 - 1} such as 1024,4096, found {common.printable(text)!r}"
-        )
-    return [int(p) for p in parts]
 
 
 def _shape(
@@ -238,72 +224,9 @@ def _draw(
     tensors = samples.tensors(spec, drawn_shape)
     canvas = draw_mask(spec, plan, drawn_shape, params=params, tensors=tensors, batch=batch, head=head)
     if svg is not None:
-        common.write_text(svg, canvas.svg())
+        files.write_text(svg, canvas.svg())
     if png is not None:
-        common.write_bytes(Path(png), canvas.png())
+        files.write_bytes(Path(png), canvas.png())
     for file in (svg, png):
         if file not in (None, "-"):
             common.say(f"{file}: mask of {spec.name}")
-
-
-def _document(plans: PlanSet, lines: list[tuple[str, Roofline]]) -> dict[str, Any]:
-    from attngen.syntax import print_expr, print_spec
-
-    form = plans.plans[0].mask.form
-    return {
-        "schema": 1,
-        "name": plans.spec.name,
-        "target": plans.target,
-        "spec": print_spec(plans.spec),
-        "mask": {
-            "expression": print_expr(form.mask),
-            "exact": form.is_exact,
-            "clauses": [
-                {
-                    k: None if (e := getattr(c, k)) is None else print_expr(e)
-                    for k in ("lower", "upper", "rows", "residual")
-                }
-                for c in form.clauses
-            ],
-            "element_wise": [r.model_dump() for r in form.reasons],
-        },
-        "limits": list(plans.limits),
-        "plans": [p.model_dump(mode="json", exclude={"mask": {"form"}}) for p in plans.plans],
-        "small": plans.small and plans.small.model_dump(mode="json", exclude={"mask": {"form"}}),
-        "fit_too": [p.name for p in plans.others],
-        "rejected": [r.model_dump() for r in plans.rejected],
-        "rooflines": [{"shape": label, "bound": r.bound, **asdict(r)} for label, r in lines],
-    }
-
-
-def _document_backward(gradients: Gradients, lines: list[tuple[str, BackwardRoofline]]) -> dict[str, Any]:
-    from attngen.plan_text_backward import turn_words, workspace_formula
-    from attngen.syntax import print_expr
-
-    refused = [{"code": d.code, "message": d.message, "notes": d.notes, "helps": d.helps} for d in gradients.refused]
-    plans = gradients.plans
-    if plans is None:
-        return {"served": False, "refused": refused}
-    form, first = plans.gradient, plans.plans[0]
-    return {
-        "served": True,
-        "refused": refused,
-        "slope": print_expr(form.slope),
-        "gradients": [
-            {
-                "tensor": c.tensor,
-                "kind": c.kind.value,
-                "indices": [print_expr(i) for i in c.indices],
-                "coefficient": print_expr(c.coefficient),
-            }
-            for c in form.contributions
-        ],
-        "deterministic": plans.deterministic,
-        "turn_words": turn_words(plans),
-        "workspace": workspace_formula(first),
-        "limits": list(plans.limits),
-        "plans": [p.model_dump(mode="json", exclude={"mask": {"form"}}) for p in plans.plans],
-        "fit_too": [p.name for p in plans.others],
-        "rejected": [r.model_dump() for r in plans.rejected],
-        "rooflines": [{"shape": label, "bound": r.bound, **asdict(r)} for label, r in lines],
-    }

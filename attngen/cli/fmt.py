@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from attngen.cli import common
+from attngen.cli import common, files
 
 
 def fmt(
@@ -23,20 +23,20 @@ def fmt(
 
     changed = 0
     for name in specs:
-        source = common.read_source(name)
+        source = files.read_source(name)
         text = source if isinstance(source, str) else read_spec(name)
         formatted = format_text(text, "<stdin>" if name == "-" else name)
         if formatted != text:
             changed += 1
             if diff:
-                common.write_text("-", _diff(text, formatted, common.printable(name)))
+                files.write_text("-", _diff(text, formatted, common.printable(name)))
             elif check:
                 common.say(f"{common.printable(name)}: would change")
             elif name != "-":
-                common.write_text(name, formatted)
+                files.write_text(name, formatted)
                 common.say(f"{common.printable(name)}: formatted")
         if name == "-" and not (check or diff):
-            common.write_text("-", formatted)
+            files.write_text("-", formatted)
     if changed and (check or diff):
         raise typer.Exit(common.SPEC)
 
@@ -53,11 +53,9 @@ def read_spec(name: str) -> str:
     """A spec's text, or a usage fault that says why not."""
     try:
         with open(name, "rb") as file:
-            data = file.read(common.MAX_BYTES + 1)
-        if len(data) > common.MAX_BYTES:
-            raise common.Usage(
-                f"{common.printable(name)} is larger than {common.MAX_BYTES // 1_000_000} MB: not a spec"
-            )
+            data = file.read(files.MAX_BYTES + 1)
+        if len(data) > files.MAX_BYTES:
+            raise common.Usage(f"{common.printable(name)} is larger than {files.MAX_BYTES // 1_000_000} MB: not a spec")
         return data.decode("utf-8")
     except UnicodeDecodeError as fault:
         raise common.Usage(

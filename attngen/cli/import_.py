@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from attngen.cli import common
+from attngen.cli import arguments, common, files
 from attngen.diag.diagnostic import AttnError
 
 
@@ -36,8 +36,8 @@ def import_(
     ] = None,
     scale: Annotated[float | None, typer.Option("--scale", help="Softmax scale (default: 1 / sqrt(head dim)).")] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the attention block.")] = None,
-    dtype: common.DTypeOption = None,
-    layout: common.LayoutOption = None,
+    dtype: arguments.DTypeOption = None,
+    layout: arguments.LayoutOption = None,
 ) -> None:
     """Write the spec that functions of FlexAttention mean. FILE is a .py file, which is run, or a module's name.
 
@@ -54,7 +54,7 @@ def import_(
                 f"{common.printable(argument)} is one more {kind}; join masks with and_masks in the file"
             )
         found[kind] = value
-    changes = common.overrides(dtype=dtype, head_dim=head_dim, layout=layout)
+    changes = arguments.overrides(dtype=dtype, head_dim=head_dim, layout=layout)
     imported = from_flex(
         **found,
         params=param or (),
@@ -63,7 +63,7 @@ def import_(
         name=name,
         **changes,  # type: ignore[arg-type]
     )
-    common.write_text(output, imported.text)
+    files.write_text(output, imported.text)
     for tensor in imported.spec.tensors:
         common.say(f"note: a call takes {tensor.name}: {tensor.dtype}[{', '.join(map(str, tensor.dims))}]")
     for note in imported.notes:

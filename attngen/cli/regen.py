@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attngen.cli import common
+from attngen.cli import common, files
 
 if TYPE_CHECKING:
     from attngen.ir.spec import AttentionSpec
@@ -93,7 +93,7 @@ def regen(
             print("\n".join(lines[:24]))
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            common.write_text(str(path), text)
+            files.write_text(str(path), text)
             common.say(f"wrote {path}")
     extra = sorted(p.name for p in place.glob("*.py") if p not in wanted) if place.is_dir() else []
     if check and (stale or extra):
@@ -113,19 +113,19 @@ def render() -> dict[str, str]:
     from attngen import api, resources, specs
     from attngen.options import Options
 
-    files: dict[str, str] = {}
+    texts: dict[str, str] = {}
     rows = []
     for entry in GALLERY:
         path = resources.root() / "examples" / f"{entry.example}.attn"
         spec = specs.resolve(path, entry.name, Options.parse(entry.overrides))
         source = api.compile(spec, target=entry.target, only=entry.direction)
         name = entry.file(spec.name)
-        files[name] = source.text
-        files[name.removesuffix(".py") + ".plan.txt"] = _described(spec, entry) + "\n"
+        texts[name] = source.text
+        texts[name.removesuffix(".py") + ".plan.txt"] = _described(spec, entry) + "\n"
         tiles = ", ".join(str(p["name"]) for p in source.meta["plans"])
         rows.append(f"| [{name}]({name}) | examples/{entry.example}.attn | {tiles} | {entry.shows} |")
-    files["README.md"] = _INDEX + "\n".join(rows) + "\n"
-    return files
+    texts["README.md"] = _INDEX + "\n".join(rows) + "\n"
+    return texts
 
 
 def _described(spec: AttentionSpec, entry: Entry) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attngen.cli import common
+from attngen.cli import arguments, common, files
 
 if TYPE_CHECKING:
     from attngen.cli.numeric import Outcome
@@ -20,21 +20,19 @@ def run(
         str,
         typer.Argument(metavar="SPEC|KERNEL", help="A .attn file, -, or a generated kernel.py.", show_default=False),
     ],
-    name: common.Name = None,
-    target: common.Target = None,
-    dtype: common.DTypeOption = None,
-    head_dim: common.HeadDim = None,
-    layout: common.LayoutOption = None,
-    tile: common.Tile = None,
-    stages: common.Stages = None,
-    order: common.Order = None,
+    name: arguments.Name = None,
+    target: arguments.Target = None,
+    dtype: arguments.DTypeOption = None,
+    head_dim: arguments.HeadDim = None,
+    layout: arguments.LayoutOption = None,
+    tile: arguments.Tile = None,
+    stages: arguments.Stages = None,
+    order: arguments.Order = None,
     seqlen: Annotated[str | None, typer.Option("--seqlen", help="Cases such as 200x333,64 (rows x keys).")] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, max=4096, help="Batch entries.")] = 2,
     heads: Annotated[int, typer.Option("--heads", min=1, max=1024, help="Query heads.")] = 4,
     heads_kv: Annotated[int, typer.Option("--heads-kv", min=1, max=1024, help="KV heads.")] = 2,
-    param: Annotated[
-        list[str] | None, typer.Option("--param", help="NAME=VALUE of a run-time param; repeatable.")
-    ] = None,
+    param: arguments.Params = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the data.")] = 0,
     cpu: Annotated[bool, typer.Option("--cpu", help="Leave the GPU out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Errors as JSON on stdout.")] = False,
@@ -54,9 +52,9 @@ def run(
         raise common.Usage(
             f"{heads} query heads cannot share {heads_kv} KV heads: the first must be a multiple of the second"
         )
-    changes = common.overrides(dtype=dtype, head_dim=head_dim, layout=layout, tile=tile, stages=stages, order=order)
-    spec = common.load(subject, name, changes)
-    params = samples.params(spec, common.settings_of(param or [], "--param"))
+    changes = arguments.overrides(dtype=dtype, head_dim=head_dim, layout=layout, tile=tile, stages=stages, order=order)
+    spec = arguments.load(subject, name, changes)
+    params = samples.params(spec, arguments.settings_of(param or [], "--param"))
     lengths = list(_lengths(seqlen)) if seqlen is not None else cases(spec)
     outcomes: list[Outcome] = []
     from attngen.cli.progress import bar
@@ -67,7 +65,7 @@ def run(
                 progress(f"{spec.name} {rows}x{keys}", number, len(lengths))
             shape = samples.Shape(batch, heads, heads_kv, rows, keys)
             outcomes += verify_spec(
-                spec, shape, params, target=common.pick_target(spec, target), seed=seed, with_gpu=not cpu
+                spec, shape, params, target=arguments.pick_target(spec, target), seed=seed, with_gpu=not cpu
             )
     _print(outcomes, as_json)
     if any(o.failed for o in outcomes):
@@ -108,7 +106,7 @@ def _run_kernel_file(name: str, as_json: bool) -> None:
     """A generated file, edited or not: its own check on a GPU, its machine code without one."""
     from attngen.source import is_edited, read_meta
 
-    path = common.read_source(name)
+    path = files.read_source(name)
     assert isinstance(path, Path)
     try:
         text = path.read_text(encoding="utf-8")

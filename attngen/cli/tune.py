@@ -9,30 +9,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attngen.cli import common
+from attngen.cli import arguments, common, files
 
 if TYPE_CHECKING:
     from attngen.bench.tune import Outcome
 
 
 def tune(
-    spec: common.Source,
-    name: common.Name = None,
-    target: common.Target = None,
-    dtype: common.DTypeOption = None,
-    head_dim: common.HeadDim = None,
-    layout: common.LayoutOption = None,
+    spec: arguments.Source,
+    name: arguments.Name = None,
+    target: arguments.Target = None,
+    dtype: arguments.DTypeOption = None,
+    head_dim: arguments.HeadDim = None,
+    layout: arguments.LayoutOption = None,
     seqlen: Annotated[str, typer.Option("--seqlen", help="Lengths to be fast at, ascending.")] = "512,1024,4096,16384",
-    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Default: 32768 tokens in all.")] = None,
-    heads: Annotated[
-        int | None, typer.Option("--heads", min=1, help="Query heads (default: width 2048 in all).")
-    ] = None,
-    heads_kv: Annotated[
-        int | None, typer.Option("--heads-kv", min=1, help="KV heads (default: as many as query heads).")
-    ] = None,
-    param: Annotated[
-        list[str] | None, typer.Option("--param", help="NAME=VALUE of a run-time param; repeatable.")
-    ] = None,
+    batch: arguments.Batch = None,
+    heads: arguments.Heads = None,
+    heads_kv: arguments.HeadsKv = None,
+    param: arguments.Params = None,
     candidates: Annotated[
         int,
         typer.Option("--candidates", min=1, max=200, help="Tiles that are tried, best by the planner's ranking first."),
@@ -56,9 +50,9 @@ def tune(
     from attngen import samples, tuned
     from attngen.settings import settings
 
-    changes = common.overrides(dtype=dtype, head_dim=head_dim, layout=layout)
-    resolved = common.load(spec, name, changes)
-    chosen = common.pick_target(resolved, target)
+    changes = arguments.overrides(dtype=dtype, head_dim=head_dim, layout=layout)
+    resolved = arguments.load(spec, name, changes)
+    chosen = arguments.pick_target(resolved, target)
     root = settings().cache_dir
     if forget:
         count = tuned.forget(root, chosen, resolved)
@@ -69,10 +63,10 @@ def tune(
             f"`{resolved.name}` names its own tile, stages, order or ping-pong: there is nothing to choose; "
             "take them out of its `schedule` clause"
         )
-    lengths = common.lengths_of(seqlen)
+    lengths = arguments.lengths_of(seqlen)
     if list(lengths) != sorted(set(lengths)):
         raise common.Usage(f"--seqlen takes ascending lengths, found {common.printable(seqlen)!r}")
-    values = samples.params(resolved, common.settings_of(param or [], "--param"))
+    values = samples.params(resolved, arguments.settings_of(param or [], "--param"))
     common.need_gpu("tuning")
     import torch
 
@@ -89,7 +83,7 @@ def tune(
     )
     found = tuning.tune(resolved, chosen, torch.cuda.get_device_name(), lengths, measure, candidates)
     if as_json:
-        common.write_text("-", json.dumps(json.loads(found.record.model_dump_json()), indent=1) + "\n")
+        files.write_text("-", json.dumps(json.loads(found.record.model_dump_json()), indent=1) + "\n")
     else:
         _show(found)
     if export is not None:

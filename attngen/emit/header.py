@@ -97,16 +97,16 @@ def backward_docstring(plan_set: BackwardPlanSet, outputs: Sequence[str]) -> str
     return "\n".join(line.rstrip() for line in wrapped) + "\n"
 
 
+def _served(limits: tuple[int, ...], i: int) -> str:
+    """The lengths that plan `i` serves."""
+    if i < len(limits):
+        return f"up to {limits[i]} rows and keys"
+    return "longer" if limits else "all lengths"
+
+
 def _backward_plan(i: int, plan_set: BackwardPlanSet) -> str:
     p = plan_set.plans[i]
     c, m, s = p.compute, p.memory, p.schedule
-    when = (
-        f"up to {plan_set.limits[i]} rows and keys"
-        if i < len(plan_set.limits)
-        else "longer"
-        if plan_set.limits
-        else "all lengths"
-    )
     roles = (
         f"a cluster of 2 CTAs, each 1 load warp + {c.warpgroups} warpgroups"
         if c.splits_operands
@@ -114,7 +114,8 @@ def _backward_plan(i: int, plan_set: BackwardPlanSet) -> str:
     )
     return (
         f"plan {i} tile {c.tile_m} x {c.tile_n}, {roles}, registers {s.roles[0].registers}/{s.roles[-1].registers}, "
-        f"smem {m.smem_bytes // 1024} KB; {when}"
+        f"smem {m.smem_bytes // 1024} KB; "
+        + _served(plan_set.limits, i)
     )
 
 
@@ -254,14 +255,7 @@ def _bounds(low: float | None, high: float | None) -> str:
 def _plans(plan_set: PlanSet) -> list[str]:
     out = []
     for i, p in enumerate(plan_set.plans):
-        when = (
-            f"up to {plan_set.limits[i]} rows and keys"
-            if i < len(plan_set.limits)
-            else "longer"
-            if plan_set.limits
-            else "all lengths"
-        )
-        out.append(f"plan {i} {_plan(p)}; {when}")
+        out.append(f"plan {i} {_plan(p)}; {_served(plan_set.limits, i)}")
     return out
 
 

@@ -1,4 +1,4 @@
-"""Spell the mask slot of a plan for the templates."""
+"""Spell the mask section of a plan for the templates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attngen.passes.facts import Facts, may_underflow
 
 
 def mask_view(printer: CutePrinter, mask: MaskPlan, facts: Facts, spec: AttentionSpec, *, by_rows: bool) -> MaskView:
-    """Spell the mask slot. A tile map is made of the spec's whole mask; it has a row for each query tile where
+    """Spell the mask section. A tile map is made of the spec's whole mask; it has a row for each query tile where
     `by_rows`, else for each KV tile.
     """
     form = mask.form

@@ -67,7 +67,7 @@ class MapView:
 
 @dataclass(frozen=True)
 class MaskView:
-    """The mask pass's slot, spelled."""
+    """The mask pass's section of a plan, spelled."""
 
     title: str
     is_interval: bool

@@ -1,4 +1,4 @@
-"""BackwardPlan: every decision about a backward, in the slots of `plan.KernelPlan`.
+"""BackwardPlan: every decision about a backward, in the sections of `plan.KernelPlan`.
 
 One step of the main kernel takes one query tile against the CTA's KV tile. The walk of a KV tile n, as every consumer
 of a plan (kernel, plan execution, cost) understands it: the query heads of its KV head one after the other, and of each

@@ -6,8 +6,10 @@ the same position cancel. Regrouping a sum is exact modulo 2**32, hence for ever
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from attngen.ir.expr import Apply, Atom, Const, Expr, atom, const
 from attngen.ir.functions import apply
@@ -140,13 +142,13 @@ def compare(op: str, total: Linear, *, span: object = None) -> Expr:
     return apply(op, expr_of(left), expr_of(right), span=span)
 
 
-COMPARE: dict[str, Callable[[int, int], bool]] = {
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
+COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "eq": operator.eq,
+    "ne": operator.ne,
 }
 #: The comparison that holds exactly where another does not (ints and bools; floats have NaN).
 OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}

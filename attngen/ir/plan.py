@@ -1,4 +1,4 @@
-"""KernelPlan: every decision about one kernel, in five slots, each filled by the pass of its name.
+"""KernelPlan: every decision about one kernel, in five sections, each filled by the pass of its name.
 
 A tile walk, as every consumer of a plan (kernel, plan execution, cost) understands it. For rows q_lo..q_hi (a CTA's
 tile, or one warpgroup's 64 rows where `ranges_per_warpgroup`) clause c of the mask form gives
@@ -31,6 +31,8 @@ from attngen.ir.types import DType
 
 #: Query heads of a KV head whose rows may share a tile: rows r and r + 8, which a thread holds, are then of one head.
 PACKS = (1, 2, 4, 8)
+#: Tile plans of one file.
+MAX_PLANS = 3
 
 
 class Rescale(StrEnum):

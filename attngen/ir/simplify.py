@@ -165,7 +165,7 @@ def _compare(e: Apply) -> Expr:
                 return x if bool(y.value) == (e.fn == "eq") else negate(x)
         return const(e.fn == "eq") if a == b else e
     left, right = _number(a), _number(b)
-    return e if left is None or right is None else const(COMPARE[e.fn](left, right))  # type: ignore[arg-type]
+    return e if left is None or right is None else const(COMPARE[e.fn](left, right))
 
 
 def _not(e: Apply) -> Expr:

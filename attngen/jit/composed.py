@@ -12,16 +12,16 @@ from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
 from attngen.jit import contract, views
 from attngen.jit.kernel import Attention
+from attngen.jit.recipe import Made, Recipe
 
 if TYPE_CHECKING:
     from attngen.jit.several import SeveralAttention
 
-Recipe = tuple[Callable[..., Any], tuple[Any, ...]]
 #: What a front is a front of.
 Inner = Union["Attention", "SeveralAttention"]
 
 
-class Composed:
+class Composed(Made):
     """Attention as `spec` says it, by way of `inner`, whose plans, source, path and backward are its own."""
 
     __call__: Callable[..., Any]
@@ -48,12 +48,6 @@ class Composed:
 
     def __repr__(self) -> str:
         return f"<attngen {type(self).__name__} {self.spec.name} {self.inner!r}>"
-
-    def __reduce__(self) -> Recipe:
-        return self._recipe
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Composed:
-        return self  # as an Attention
 
 
 class PackedAttention(Composed):

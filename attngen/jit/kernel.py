@@ -16,7 +16,7 @@ import torch
 from attngen.diag.diagnostic import error
 from attngen.ir.plan import KernelPlan, PlanSet
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.types import DType, Layout
+from attngen.ir.types import Layout
 from attngen.jit import autograd, contract, ops
 from attngen.jit.cache import KernelCache
 from attngen.jit.device import has_gpu
@@ -34,6 +34,8 @@ from attngen.jit.modes import (
 )
 from attngen.jit.named import TORCH_DTYPE
 from attngen.jit.notice import say_once
+from attngen.jit.recipe import Made, Recipe
+from attngen.jit.relatives import Relatives
 from attngen.jit.serving import serving_of
 from attngen.jit.tables import TableBinder, Tables, nothing_to_keep
 from attngen.jit.traced import traced
@@ -46,7 +48,7 @@ _Tensor = torch.Tensor
 _AUTOCAST = ("cpu", "cuda")
 
 
-class Attention:
+class Attention(Made):
     """Attention as a spec says it, callable on torch tensors.
 
     `attn(q, k, v, **params_and_tensors)` returns o; with `return_lse=True`, (o, lse); of a spec with a max logit,
@@ -77,7 +79,7 @@ class Attention:
         plan: Callable[[], PlanSet] | None = None,
         explain: Callable[[PlanSet], str] = repr,
         rebuild: Callable[[AttentionSpec], Attention] | None = None,
-        recipe: tuple[Callable[..., Any], tuple[Any, ...]] | None = None,
+        recipe: Recipe | None = None,
         backward: Callable[[tuple[str, ...]], KernelSource] | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -88,7 +90,7 @@ class Attention:
         serving = serving_of(spec, source.meta)
         self.binder, self.launcher, self._fill = serving.binder, serving.launcher, serving.fill
         self.launcher.paces = tuple(Pace(**p) for p in source.meta.get("paces", ()))
-        self._siblings: dict[Sibling, Attention] = {}
+        self.relatives = Relatives(spec, rebuild)
         if rebuild is not None:
             small, packs = source.meta.get("small"), spec.schedule.pack_gqa is None and not unpackable(spec)
             self.launcher.beside, self.launcher.sibling = Beside(small and Pace(**small), packs), self.sibling
@@ -99,13 +101,11 @@ class Attention:
         self._cache = cache
         self._make_plan = plan
         self._explain = explain
-        self._rebuild = rebuild
         self._recipe = recipe
         self._progress = progress
         self._planned: PlanSet | None = None
         self._loaded: Loaded | None = None
         self._lock = threading.Lock()
-        self._other: Attention | None = None
         # what the short path reads
         self._dtype = TORCH_DTYPE[spec.dtype]
         self._bare = self.binder.bare
@@ -152,14 +152,6 @@ class Attention:
         s = self.spec
         shape = f"{s.dtype.value} {s.layout.value} head_dim {s.head_dim_qk}/{s.head_dim_v}"
         return f"<attngen.Attention {s.name} {shape} {self.target}>"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self._recipe is None:
-            raise TypeError("an Attention made from a kernel file cannot be pickled; pickle its spec")
-        return self._recipe
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Attention:
-        return self  # nothing of it changes: copies of a model share the kernel
 
     def compile(self, device: int | None = None, *, backward: bool | Sequence[str] = False) -> Attention:
         """Compile or load the kernel now and set up a GPU (default: the current one, if it is of the target's kind).
@@ -362,21 +354,12 @@ class Attention:
         """This attention for a dtype: itself, or its twin in the other 16-bit type, built at the first such call."""
         if dtype == self._dtype:
             return self
-        other = DType.FP16 if self.spec.dtype is DType.BF16 else DType.BF16
-        if dtype != TORCH_DTYPE[other] or self._rebuild is None:
-            return self  # whose checks will say what is wrong
-        with self._lock:
-            if self._other is None:
-                self._other = self._rebuild(self.spec.replace(dtype=other))
-                self._other.backward.joint = self.backward.joint
-        return self._other
+        twin = self.relatives.twin(dtype, joint=self.backward.joint)
+        return self if twin is None else twin  # a wrong dtype: the checks will say so
 
     def sibling(self, which: Sibling) -> Launcher:
         """The launcher of this attention's kernel with other row tiles, compiled at the first such call."""
-        with self._lock:
-            if which not in self._siblings and self._rebuild is not None:
-                self._siblings[which] = self._rebuild(which.of(self.spec))
-        return self._siblings[which].launcher
+        return self.relatives.sibling(which).launcher
 
     def _needs_grad(self, named: dict[str, Any]) -> bool:
         names = self.binder.tensor_names

@@ -16,20 +16,20 @@ from attngen.diag.diagnostic import AttnError, error
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout
 from attngen.jit import contract
-from attngen.jit.composed import Recipe
 from attngen.jit.gathered import gathered
 from attngen.jit.kernel import Attention
 from attngen.jit.lists import ListTables
 from attngen.jit.modes import is_dynamo
 from attngen.jit.named import Binder
 from attngen.jit.ragged import RaggedBinder
+from attngen.jit.recipe import Made, Recipe
 from attngen.jit.tables import NAME, no_handle, nothing_to_keep
 from attngen.passes.selected import BLOCKS, selected_spec
 
 Tensor = torch.Tensor
 
 
-class SelectedAttention:
+class SelectedAttention(Made):
     """Attention over listed keys, as `block_sparse { q = …, kv = …, lists = given }` says it where q or kv is 1.
 
     `attn(q, k, v, blocks=lists, **keywords)` takes the other arguments of `Attention`, `out` and `lse` apart.
@@ -97,12 +97,6 @@ class SelectedAttention:
 
     def __repr__(self) -> str:
         return f"<attngen.SelectedAttention {self.spec.name} {self.inner!r}>"
-
-    def __reduce__(self) -> Recipe:
-        return self._recipe
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SelectedAttention:
-        return self  # as an Attention
 
     def __call__(
         self,

@@ -17,12 +17,12 @@ from attngen.ir.expr import Atom
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout, Normalizer
 from attngen.jit import autograd, contract
-from attngen.jit.composed import Recipe
 from attngen.jit.kernel import Attention
 from attngen.jit.merge import softmax_weights, weighted_sum
 from attngen.jit.modes import is_dynamo
 from attngen.jit.named import TORCH_DTYPE, Binder, broadcast
 from attngen.jit.ragged import RaggedBinder
+from attngen.jit.recipe import Made, Recipe
 from attngen.jit.rows import RaggedRows, RowValue
 from attngen.jit.segments import check_segments, places_of_keys, segments_of
 from attngen.jit.shapes import Sizes, axes_of, sizes_of
@@ -60,7 +60,7 @@ class _Values:
         )  # fmt: skip
 
 
-class SeveralAttention:
+class SeveralAttention(Made):
     """Attention as a spec with branches or segments says it, callable on torch tensors.
 
     Branches: `attn((q1, q2), (k1, k2), v, **keywords)`, a q and a k for each branch in order, one v.
@@ -127,12 +127,6 @@ class SeveralAttention:
 
     def __repr__(self) -> str:
         return f"<attngen.SeveralAttention {self.spec.name} of {', '.join(self.parts)}>"
-
-    def __reduce__(self) -> Recipe:
-        return self._recipe
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SeveralAttention:
-        return self  # as an Attention
 
     # -- calls -----------------------------------------------------------------------------------------------------
 

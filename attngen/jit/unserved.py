@@ -5,7 +5,7 @@ What is refused is said twice: in a notice when it is built, and in the error th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -19,15 +19,14 @@ from attngen.jit.checks import check_call
 from attngen.jit.named import Binder
 from attngen.jit.notice import say
 from attngen.jit.ragged import RaggedBinder
+from attngen.jit.recipe import Made, Recipe
 from attngen.jit.scale import Scale, number
 from attngen.jit.segments import segments_of
 from attngen.jit.shapes import sizes_of
 from attngen.passes.selected import BLOCKS, is_selected
 
-Recipe = tuple[Callable[..., Any], tuple[Any, ...]]
 
-
-class ReferenceAttention:
+class ReferenceAttention(Made):
     """Attention as `spec` says it, on CPU tensors; `reasons` say why no kernel for `target` computes it.
 
     `attn(q, k, v, **params_and_tensors)` returns o; with `return_lse=True`, (o, lse); of a spec with a max logit,
@@ -121,12 +120,6 @@ class ReferenceAttention:
     def __repr__(self) -> str:
         s = self.spec
         return f"<attngen.ReferenceAttention {s.name} {s.dtype.value} {s.layout.value} on the CPU>"
-
-    def __reduce__(self) -> Recipe:
-        return self._recipe
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ReferenceAttention:
-        return self
 
     def _operands(self, qkv: tuple[Any, ...], heads_q: int | None) -> tuple[list[Any], list[Any], Any]:
         """The q and the k of each branch (one without branches), and v, None where it is a view of k."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The candidate ends here, and why; the search takes the next one. No pass repairs another's slot."""
+    """The candidate ends here, and why; the search takes the next one. No pass repairs another's section."""
 
     by: str
     why: str

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attngen.ir.expr import Apply, Const, Expr
+from attngen.ir.linear import COMPARE
 
 
 def value_of(e: Expr) -> float | None:
@@ -77,12 +78,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "or": lambda a, b: a or b,
     "and": lambda a, b: a and b,
     "not": lambda a: not a,
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
+    **COMPARE,
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,

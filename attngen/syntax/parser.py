@@ -11,7 +11,8 @@ from lark import Lark, UnexpectedCharacters, UnexpectedToken
 from attngen.diag.diagnostic import AttnError, error
 from attngen.diag.span import Source, Span
 from attngen.syntax import ast, limits, table
-from attngen.syntax.build import Builder, plain
+from attngen.syntax.build import Builder
+from attngen.syntax.build_expr import plain
 from attngen.syntax.faults import bad_character, bad_token
 
 #: Language versions that this attngen reads.

@@ -14,7 +14,7 @@ Check = tuple[bool, str]
 
 
 def verify(plan: BackwardPlan) -> None:
-    """Check limits, ledger and coverage of the roles. Raises: PlanError naming the slot and what disagrees."""
+    """Check limits, ledger and coverage of the roles. Raises: PlanError naming the section and what disagrees."""
     for fault in faults(plan):
         raise PlanError(f"backward plan {plan.name}: {fault}")
 

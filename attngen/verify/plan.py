@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from attngen.ir.plan import PACKS, Buffer, KernelPlan, PlanSet
+from attngen.ir.plan import MAX_PLANS, PACKS, Buffer, KernelPlan, PlanSet
 from attngen.ir.tables import Extreme, cover
 from attngen.ir.types import DType
 from attngen.targets import sm90
 
-MAX_PLANS = 3
 #: Bytes in front of the buffers: mbarriers and the mailbox, up to the first 1024-byte boundary.
 HEAD_BYTES = 1024
 
@@ -23,7 +22,7 @@ def verify(plan: KernelPlan) -> None:
     """Check limits, ledger and coverage of the roles.
 
     Raises:
-        PlanError: naming the slot and the numbers that disagree.
+        PlanError: naming the section and the numbers that disagree.
     """
     for fault in faults(plan):
         raise PlanError(f"plan {plan.name}: {fault}")

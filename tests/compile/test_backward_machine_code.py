@@ -39,7 +39,7 @@ pytestmark = [
 
 def check(plans: BackwardPlanSet) -> machine.MachineCode:
     (p,) = plans.plans
-    code = machine.inspect_ptx(compile_backward(load_text(emit_backward(plans).text, plans.spec.name)).ptx)
+    code = compile_backward(load_text(emit_backward(plans).text, plans.spec.name)).machine_code
     where = f"{plans.spec.name}, plan {p.name}"
     assert code.serialized == (), f"{where}: {code.serialized}"
     full = p.memory.fragment_registers + sm90.REGISTER_OVERHEAD >= p.memory.register_limit

@@ -37,7 +37,7 @@ def check(spec: AttentionSpec) -> None:
     source = api.compile(spec, target="sm_90a", only="forward")
     module = load_text(source.text, spec.name)
     for index, p in enumerate(plans.plans):
-        code = machine.inspect_ptx(compile_module(module, index).ptx)
+        code = compile_module(module, index).machine_code
         where = f"{spec.name}, plan {p.name}"
         budget = SAVED_O_BUDGET if "o_pre" in source.meta.get("further", ()) else 0
         assert code.spill_bytes <= budget and code.stack_bytes <= budget, (

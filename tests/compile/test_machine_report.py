@@ -64,11 +64,11 @@ def test_the_machine_code_of_a_plan(tmp_path: Path) -> None:
     of, compiling = {"compile_plan": "", "compile_backward": ".bwd"}, (compile_module, compile_backward)
     for (entry, suffix), make in zip(of.items(), compiling, strict=True):
         text = (ROOT / "generated" / f"gpt_oss_local.sm90{suffix}.py").read_text()
-        here = machine.inspect_ptx(make(load_text(text, "gpt_oss_local")).ptx)
+        here = make(load_text(text, "gpt_oss_local")).machine_code
         assert machine.inspect_plan(tmp_path / "both.py", 0, entry=entry) == here and here.opcodes["HGMMA"] > 0
     placed = compile_file(ROOT / "generated" / "gpt_oss_local.sm90.py", 0, lines=True)[1]
     plain = compile_file(ROOT / "generated" / "gpt_oss_local.sm90.py", 0)[1]
-    assert ".loc" in placed.ptx and machine.inspect_ptx(placed.ptx) == machine.inspect_ptx(plain.ptx)
+    assert ".loc" in placed.ptx and placed.machine_code == plain.machine_code
 
 
 @pytest.mark.skipif(machine.tool("ptxas") is None, reason="needs the development tools")

@@ -40,7 +40,7 @@ def test_small_tiles_compile_clean(clause: str, d: int, dv: int) -> None:
     assert found.small is not None
     c = found.small.compute
     source = emit(plan(Sibling(1, (c.tile_m, c.tile_n)).of(found.spec)))
-    code = machine.inspect_ptx(compile_module(load_text(source.text, found.spec.name)).ptx)
+    code = compile_module(load_text(source.text, found.spec.name)).machine_code
     assert code.serialized == () and code.spill_bytes == code.stack_bytes == 0, f"{code.spill_bytes} bytes of spills"
     assert code.registers <= found.small.launch.launch_registers
     assert code.opcodes["USETMAXREG"] >= 2 and code.opcodes["UTMALDG"] >= 3 and code.opcodes["UTMASTG"] >= 1

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
-from test_corrupt_plan import drop, item, slot
+from test_corrupt_plan import drop, item, section
 
 from attngen.ir.backward import BackwardPlan, BackwardPlanSet
 from attngen.search_backward import plan_backward
@@ -37,27 +37,28 @@ def test_plans_have_no_fault(name: str) -> None:
 
 
 CORRUPTIONS: dict[str, tuple[str, Corrupt, str]] = {
-    "tile_n": ("plain", slot("compute", tile_n=64), "compute: tile_n 64, the warpgroups own 128 keys"),
-    "tile_n split": ("wide", slot("compute", tile_n=64), "compute: tile_n 64, the warpgroups own 128 keys"),
-    "tile_m split": ("wide", slot("compute", tile_m=128), "compute: split operands take 64 queries a step, not 128"),
-    "padding split": ("wide", slot("compute", head_dim_qk_padded=272), "compute: head_dim_qk 256 is padded to 272"),
-    "no cluster": ("wide", slot("launch", cluster=(1, 1, 1)), "launch: a cluster of (1, 1, 1)"),
-    "transposed split": ("wide", slot("compute", dq_transposed=True), "compute: split operands take dQ as it is"),
-    "tile_m": ("plain", slot("compute", tile_m=88), "compute: tile_m 88 is no k extent of a WGMMA"),
-    "tile_m too tall": ("plain", slot("compute", tile_m=272), "compute: tile_m 272 is no k extent of a WGMMA"),
-    "dQ rows": ("plain", slot("compute", dq_transposed=False), "compute: dQ has 80 rows, not a multiple of 64"),
+    "tile_n": ("plain", section("compute", tile_n=64), "compute: tile_n 64, the warpgroups own 128 keys"),
+    "tile_n split": ("wide", section("compute", tile_n=64), "compute: tile_n 64, the warpgroups own 128 keys"),
+    "tile_m split": ("wide", section("compute", tile_m=128), "compute: split operands take 64 queries a step, not 128"),
+    "padding split": ("wide", section("compute", head_dim_qk_padded=272), "compute: head_dim_qk 256 is padded to 272"),
+    "no cluster": ("wide", section("launch", cluster=(1, 1, 1)), "launch: a cluster of (1, 1, 1)"),
+    "transposed split": ("wide", section("compute", dq_transposed=True), "compute: split operands take dQ as it is"),
+    "tile_m": ("plain", section("compute", tile_m=88), "compute: tile_m 88 is no k extent of a WGMMA"),
+    "tile_m too tall": ("plain", section("compute", tile_m=272), "compute: tile_m 272 is no k extent of a WGMMA"),
+    "dQ rows": ("plain", section("compute", dq_transposed=False), "compute: dQ has 80 rows, not a multiple of 64"),
     "dQ columns": (
-        "wide", slot("compute", head_dim_qk=1056, head_dim_qk_padded=1056), "compute: dQ has 264 columns a warpgroup",
+        "wide", section("compute", head_dim_qk=1056, head_dim_qk_padded=1056),
+        "compute: dQ has 264 columns a warpgroup",
     ),
     "dQ shared unevenly": (
-        "plain", slot("compute", tile_m=64, head_dim_qk=528, head_dim_qk_padded=528),
+        "plain", section("compute", tile_m=64, head_dim_qk=528, head_dim_qk_padded=528),
         "compute: the warpgroups do not share out dQ evenly",
     ),
-    "padding": ("plain", slot("compute", head_dim_qk_padded=160), "compute: head_dim_qk 128 is padded to 160"),
-    "padding below": ("plain", slot("compute", head_dim_v_padded=112), "compute: head_dim_v 128 is padded to 112"),
-    "smem limit": ("plain", slot("memory", smem_limit=64 * 1024), "memory: 231424 bytes of 65536"),
-    "smem over": ("plain", slot("memory", smem_bytes=240_000), "memory: 240000 bytes of 232448"),
-    "smem total": ("plain", slot("memory", smem_bytes=228_352), "memory: buffers take"),
+    "padding": ("plain", section("compute", head_dim_qk_padded=160), "compute: head_dim_qk 128 is padded to 160"),
+    "padding below": ("plain", section("compute", head_dim_v_padded=112), "compute: head_dim_v 128 is padded to 112"),
+    "smem limit": ("plain", section("memory", smem_limit=64 * 1024), "memory: 231424 bytes of 65536"),
+    "smem over": ("plain", section("memory", smem_bytes=240_000), "memory: 240000 bytes of 232448"),
+    "smem total": ("plain", section("memory", smem_bytes=228_352), "memory: buffers take"),
     "buffer alignment": (
         "plain", item("memory", "buffers", "sV", bytes=32784), "memory: a buffer does not end at a multiple of 1024",
     ),
@@ -67,30 +68,30 @@ CORRUPTIONS: dict[str, tuple[str, Corrupt, str]] = {
     "buffer lost": ("plain", drop("memory", "buffers"), "memory: buffers {'sK'"),
     "buffer of the other kind": ("wide", item("memory", "buffers", "sP", name="sdQ"), "memory: buffers {'sK'"),
     "buffer alias": ("plain", item("memory", "buffers", "sdQ", alias_of="sK"), "memory: sdQ lives in sK"),
-    "one stage of Q": ("plain", slot("memory", q_stages=1), "memory: Q takes two stages"),
-    "one stage of dO": ("plain", slot("memory", do_stages=1), "memory: dO takes 2 stages at least, has 1"),
-    "no stage of dO": ("wide", slot("memory", do_stages=0), "memory: dO takes 1 stages at least, has 0"),
-    "one stage of dS": ("plain", slot("memory", ds_stages=1), "memory: dS takes two stages"),
-    "no stage of dQ": ("plain", slot("memory", dq_stages=0), "memory: 0 stages of P and 0 of dQ"),
-    "no stage of P": ("wide", slot("memory", p_stages=0), "memory: 0 stages of P and 0 of dQ"),
-    "P beside dQ": ("plain", slot("memory", p_stages=1), "memory: 1 stages of P and 1 of dQ"),
-    "register limit": ("plain", slot("memory", register_limit=255), "memory: register limit 255"),
-    "fragments": ("plain", slot("memory", fragment_registers=241), "memory: 241 of 240 registers"),
+    "one stage of Q": ("plain", section("memory", q_stages=1), "memory: Q takes two stages"),
+    "one stage of dO": ("plain", section("memory", do_stages=1), "memory: dO takes 2 stages at least, has 1"),
+    "no stage of dO": ("wide", section("memory", do_stages=0), "memory: dO takes 1 stages at least, has 0"),
+    "one stage of dS": ("plain", section("memory", ds_stages=1), "memory: dS takes two stages"),
+    "no stage of dQ": ("plain", section("memory", dq_stages=0), "memory: 0 stages of P and 0 of dQ"),
+    "no stage of P": ("wide", section("memory", p_stages=0), "memory: 0 stages of P and 0 of dQ"),
+    "P beside dQ": ("plain", section("memory", p_stages=1), "memory: 1 stages of P and 1 of dQ"),
+    "register limit": ("plain", section("memory", register_limit=255), "memory: register limit 255"),
+    "fragments": ("plain", section("memory", fragment_registers=241), "memory: 241 of 240 registers"),
     "fragments forgotten": (
-        "plain", slot("memory", fragment_registers=200), "memory: 200 registers, sums, S and dP take 208",
+        "plain", section("memory", fragment_registers=200), "memory: 200 registers, sums, S and dP take 208",
     ),
     "dQ quads": (
-        "narrow", slot("compute", tile_m=48),
+        "narrow", section("compute", tile_m=48),
         "memory: a dQ tile of 3840 words is not whole quads of every thread",
     ),
-    "workspace": ("plain", slot("memory", workspace_per_tile=10401), "memory: 10401 words of workspace"),
+    "workspace": ("plain", section("memory", workspace_per_tile=10401), "memory: 10401 words of workspace"),
     "workspace without counters": (
-        "plain", slot("memory", workspace_per_tile=10400), "memory: 10400 words of workspace",
+        "plain", section("memory", workspace_per_tile=10400), "memory: 10400 words of workspace",
     ),
-    "workspace without D": ("plain", slot("memory", workspace_per_tile=10320), "memory: 10320 words of workspace"),
-    "threads": ("plain", slot("launch", threads=256), "launch: 256 threads for 2 warpgroups"),
-    "launch registers": ("plain", slot("launch", launch_registers=176), "launch: 176 registers of 384 threads"),
-    "cluster": ("plain", slot("launch", cluster=(2, 1, 1)), "launch: a cluster of (2, 1, 1)"),
+    "workspace without D": ("plain", section("memory", workspace_per_tile=10320), "memory: 10320 words of workspace"),
+    "threads": ("plain", section("launch", threads=256), "launch: 256 threads for 2 warpgroups"),
+    "launch registers": ("plain", section("launch", launch_registers=176), "launch: 176 registers of 384 threads"),
+    "cluster": ("plain", section("launch", cluster=(2, 1, 1)), "launch: a cluster of (2, 1, 1)"),
     "warps lost": ("plain", item("schedule", "roles", "consumer 1", warps=(8, 11)), "schedule: roles cover warps"),
     "warps shared": ("plain", item("schedule", "roles", "consumer 1", warps=(7, 12)), "schedule: roles cover warps"),
     "zeroer lost": ("plain", item("schedule", "roles", "zeroer", name="idle"), "schedule: roles {'producer'"),
@@ -112,10 +113,10 @@ CORRUPTIONS: dict[str, tuple[str, Corrupt, str]] = {
         "plain", item("schedule", "roles", "zeroer", registers=240), "registers of 65536",
     ),
     "walks shared with turns": (
-        "plain", slot("schedule", zeroes_ahead=False), "schedule: walks are shared where they are even",
+        "plain", section("schedule", zeroes_ahead=False), "schedule: walks are shared where they are even",
     ),
     "uneven walks shared": (
-        "plain", slot("schedule", grouped=True), "schedule: walks are shared where they are even",
+        "plain", section("schedule", grouped=True), "schedule: walks are shared where they are even",
     ),
     "q arrivals": ("plain", item("schedule", "pipelines", "q", empty_arrivals=1), "schedule: arrivals"),
     "ds arrivals": ("plain", item("schedule", "pipelines", "ds", full_arrivals=4), "schedule: arrivals"),

@@ -23,13 +23,13 @@ def planned(text: str) -> PlanSet:
     return plan(load_spec(text))
 
 
-def slot(name: str, /, **changes: object) -> Callable[[KernelPlan], KernelPlan]:
-    """Change fields of one slot."""
+def section(name: str, /, **changes: object) -> Callable[[KernelPlan], KernelPlan]:
+    """Change fields of one section."""
     return lambda p: p.replace(**{name: getattr(p, name).replace(**changes)})
 
 
 def item(name: str, field: str, which: str | int, /, **changes: object) -> Callable[[KernelPlan], KernelPlan]:
-    """Change one entry of a tuple of a slot: by its name or its index."""
+    """Change one entry of a tuple of a section: by its name or its index."""
 
     def corrupt(p: KernelPlan) -> KernelPlan:
         entries = list(getattr(getattr(p, name), field))
@@ -50,24 +50,24 @@ def drop(name: str, field: str, i: int = -1) -> Callable[[KernelPlan], KernelPla
 
 
 CORRUPTIONS: dict[str, tuple[Callable[[KernelPlan], KernelPlan], str]] = {
-    "tile_m": (slot("compute", tile_m=192), "compute: tile_m 192 is not 64 x 2 warpgroups"),
-    "warpgroups": (slot("compute", warpgroups=5, tile_m=320), "compute: 5 warpgroups of 4"),
-    "tile_n": (slot("compute", tile_n=120), "compute: tile_n 120 is no WGMMA extent"),
-    "tile_n too wide": (slot("compute", tile_n=272), "compute: tile_n 272 is no WGMMA extent"),
-    "padding": (slot("compute", head_dim_qk_padded=160), "compute: head_dim_qk 128 is padded to 160"),
-    "padding below": (slot("compute", head_dim_v_padded=112), "compute: head_dim_v 128 is padded to 112"),
-    "smem total": (slot("memory", smem_bytes=200_000), "memory: buffers take"),
-    "smem limit": (slot("memory", smem_limit=64 * 1024), "memory: total"),
+    "tile_m": (section("compute", tile_m=192), "compute: tile_m 192 is not 64 x 2 warpgroups"),
+    "warpgroups": (section("compute", warpgroups=5, tile_m=320), "compute: 5 warpgroups of 4"),
+    "tile_n": (section("compute", tile_n=120), "compute: tile_n 120 is no WGMMA extent"),
+    "tile_n too wide": (section("compute", tile_n=272), "compute: tile_n 272 is no WGMMA extent"),
+    "padding": (section("compute", head_dim_qk_padded=160), "compute: head_dim_qk 128 is padded to 160"),
+    "padding below": (section("compute", head_dim_v_padded=112), "compute: head_dim_v 128 is padded to 112"),
+    "smem total": (section("memory", smem_bytes=200_000), "memory: buffers take"),
+    "smem limit": (section("memory", smem_limit=64 * 1024), "memory: total"),
     "buffer bytes": (item("memory", "buffers", "sK", bytes=1024), "memory: sK"),
     "buffer alignment": (item("memory", "buffers", "sV", bytes=65552), "memory: a buffer breaks 1024-byte alignment"),
     "buffer shape": (item("memory", "buffers", "sQ", shape=(64, 128, 3)), "memory: sQ has shape (64, 128, 3)"),
     "buffer lost": (drop("memory", "buffers"), "memory: buffers ['sK', 'sO', 'sQ']"),
     "buffer alias": (item("memory", "buffers", "sO", alias_of="sK"), "memory: sO lives in sK, o_in_q is False"),
     "alias of nothing": (item("memory", "buffers", "sO", alias_of="sX"), "does not fit in sX"),
-    "o_in_q": (slot("memory", o_in_q=True), "memory: sO lives in None, o_in_q is True"),
-    "kv_stages": (slot("memory", kv_stages=3), "memory: sK has shape"),
-    "fragments": (slot("memory", fragment_registers=241), "memory: 241 registers of 240"),
-    "fragments forgotten": (slot("memory", fragment_registers=100), "memory: 100 registers, S, P and O take 160"),
+    "o_in_q": (section("memory", o_in_q=True), "memory: sO lives in None, o_in_q is True"),
+    "kv_stages": (section("memory", kv_stages=3), "memory: sK has shape"),
+    "fragments": (section("memory", fragment_registers=241), "memory: 241 registers of 240"),
+    "fragments forgotten": (section("memory", fragment_registers=100), "memory: 100 registers, S, P and O take 160"),
     "role registers": (
         item("schedule", "roles", 2, registers=250),
         "schedule: a register count is no setmaxnreg value",
@@ -91,7 +91,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[KernelPlan], KernelPlan], str]] = {
         "schedule: barrier 5 (store of warpgroup 0, 256",
     ),
     "barrier lost": (drop("schedule", "named_barriers"), "schedule: 4 named barriers of 5"),
-    "turns": (slot("schedule", pingpong=False), "schedule: 2 turns for 2 warpgroups"),
+    "turns": (section("schedule", pingpong=False), "schedule: 2 turns for 2 warpgroups"),
     "arrivals full": (item("schedule", "pipelines", "k", full_arrivals=2), "schedule: pipeline k arrivals (2, 8)"),
     "arrivals empty": (item("schedule", "pipelines", "v", empty_arrivals=4), "schedule: pipeline v arrivals (1, 4)"),
     "arrivals q": (item("schedule", "pipelines", "q", empty_arrivals=1), "schedule: pipeline q arrivals (1, 1)"),
@@ -104,13 +104,13 @@ CORRUPTIONS: dict[str, tuple[Callable[[KernelPlan], KernelPlan], str]] = {
     ),
     "pipeline loop": (item("schedule", "pipelines", "v", consumer="producer"), "one role at both ends"),
     "pipeline lost": (drop("schedule", "pipelines"), "schedule: pipelines ['q', 'k', 'v']"),
-    "threads": (slot("launch", threads=256), "launch: 256 threads, the roles need 384"),
-    "launch registers": (slot("launch", launch_registers=176), "launch: 176 registers for 384 threads"),
-    "cluster": (slot("launch", cluster=(4, 1, 1)), "launch: cluster (4, 1, 1)"),
-    "cluster without tickets": (slot("launch", cluster=(2, 1, 1)), "schedule: pipelines ['q', 'k', 'v', 'mailbox']"),
-    "walk": (slot("mask", walk="runs"), "mask: walk runs over 1 clauses"),
-    "right edge": (slot("mask", has_right_edge=False), "mask: no masked tiles for a right edge"),
-    "left edge": (slot("mask", has_left_edge=True, has_interior=False), "mask: a left edge without an interior"),
+    "threads": (section("launch", threads=256), "launch: 256 threads, the roles need 384"),
+    "launch registers": (section("launch", launch_registers=176), "launch: 176 registers for 384 threads"),
+    "cluster": (section("launch", cluster=(4, 1, 1)), "launch: cluster (4, 1, 1)"),
+    "cluster without tickets": (section("launch", cluster=(2, 1, 1)), "schedule: pipelines ['q', 'k', 'v', 'mailbox']"),
+    "walk": (section("mask", walk="runs"), "mask: walk runs over 1 clauses"),
+    "right edge": (section("mask", has_right_edge=False), "mask: no masked tiles for a right edge"),
+    "left edge": (section("mask", has_left_edge=True, has_interior=False), "mask: a left edge without an interior"),
     "bounds lost": (
         lambda p: p.replace(mask=p.mask.replace(form=p.mask.form.replace(bounds=()))),
         "mask: one bound for each clause",
@@ -142,21 +142,21 @@ def test_limits_do_not_decide_a_residual() -> None:
     spec = load_spec("attn 1\nattention odd {\n  head_dim = 64\n  mask = kv_idx * q_idx % 3 == 1\n}\n")
     p = plan(spec).plans[0]
     assert p.mask.test == "elements" and faults(p) == []
-    assert "mask: limits cannot decide a residual" in faults(slot("mask", test="limits")(p))
+    assert "mask: limits cannot decide a residual" in faults(section("mask", test="limits")(p))
 
 
 def test_a_full_mask_needs_its_interior() -> None:
     p = planned(FULL).plans[0]
-    assert "mask: a full mask without unmasked tiles" in faults(slot("mask", has_interior=False)(p))
+    assert "mask: a full mask without unmasked tiles" in faults(section("mask", has_interior=False)(p))
 
 
 def test_one_warpgroup_has_no_neighbour() -> None:
     spec = load_spec(CAUSAL.replace("}", "  schedule { tile = 64 x 128 }\n}"))
     p = plan(spec).plans[0]
     assert faults(p) == []
-    alone = faults(slot("schedule", pingpong=True)(p))
+    alone = faults(section("schedule", pingpong=True)(p))
     assert "schedule: one warpgroup has nobody to take turns with" in alone
-    assert "mask: nothing to tell warpgroups apart" in faults(slot("mask", ranges_per_warpgroup=True)(p))
+    assert "mask: nothing to tell warpgroups apart" in faults(section("mask", ranges_per_warpgroup=True)(p))
 
 
 SETS: dict[str, tuple[Callable[[PlanSet], PlanSet], str]] = {
@@ -171,7 +171,7 @@ SETS: dict[str, tuple[Callable[[PlanSet], PlanSet], str]] = {
     "limit zero": (lambda s: s.replace(limits=(0,)), "limits (0,) do not ascend"),
     "same plan": (lambda s: s.replace(plans=(s.plans[0], s.plans[0])), "two plans are the same tile"),
     "two skeletons": (
-        lambda s: s.replace(plans=(s.plans[0], slot("schedule", pingpong=False)(s.plans[1]))),
+        lambda s: s.replace(plans=(s.plans[0], section("schedule", pingpong=False)(s.plans[1]))),
         "more than one kernel class",
     ),
     "small of two warpgroups": (lambda s: s.replace(small=s.plans[0]), "the small plan has more than one warpgroup"),
@@ -198,7 +198,7 @@ def test_a_broken_small_plan_is_raised() -> None:
     good = planned(CAUSAL)
     assert good.small is not None
     with pytest.raises(PlanError, match="plan 64x128: compute: tile_m 128"):
-        verify_set(good.replace(small=slot("compute", tile_m=128)(good.small)))
+        verify_set(good.replace(small=section("compute", tile_m=128)(good.small)))
 
 
 def test_a_broken_set_is_raised() -> None:

@@ -22,7 +22,7 @@ def test_groups(group: int, rows: int, keys: int) -> None:
     q = torch.randn(40, rows, 4 * group, 128, device="cuda", generator=g).bfloat16()
     k, v = (torch.randn(40, keys, 4, 128, device="cuda", generator=g).bfloat16() for _ in range(2))
     o, lse = attn(q, k, v, return_lse=True)
-    assert list(attn._siblings) == [Sibling(group)], "as many row tiles as this gain by it"
+    assert list(attn.relatives.siblings) == [Sibling(group)], "as many row tiles as this gain by it"
     for b in (0, 39):
         one = slice(b, b + 1)
         assert_close(o[one], attn.spec, q[one], k[one], v[one], lse=lse[one])
@@ -38,5 +38,5 @@ def test_a_gradient_goes_through_a_packed_forward() -> None:
     o = torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=True)
     o.square().sum().backward()
     for x, y in zip((q, k, v), wide, strict=True):
-        assert x.grad is not None and y.grad is not None and Sibling(8) in attn._siblings
+        assert x.grad is not None and y.grad is not None and Sibling(8) in attn.relatives.siblings
         assert float((x.grad.float() - y.grad).norm()) < 0.02 * float(y.grad.norm())

@@ -26,7 +26,7 @@ def test_small_tiles(name: str, batch: int, heads_q: int, heads_kv: int, rows: i
     out, lse = torch.full_like(q, float("nan")), torch.full((batch, heads_q, rows), float("nan"), device="cuda")
     attn(q, k, v, out=out, lse=lse)
     small, group = Sibling(1, (64, 128)), heads_q // heads_kv
-    assert small in attn._siblings or (group > 1 and Sibling(group) in attn._siblings)
+    assert small in attn.relatives.siblings or (group > 1 and Sibling(group) in attn.relatives.siblings)
     assert_close(out, attn.spec, q, k, v, lse=lse)
     again = attn(q, k, v)
     assert torch.equal(again, out), "the same kernel from then on"
@@ -40,5 +40,5 @@ def test_a_gradient_goes_through_small_tiles() -> None:
     o = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in wide), is_causal=True)
     o.square().sum().backward()
     for x, y in zip((q, k, v), wide, strict=True):
-        assert x.grad is not None and y.grad is not None and Sibling(1, (64, 128)) in attn._siblings
+        assert x.grad is not None and y.grad is not None and Sibling(1, (64, 128)) in attn.relatives.siblings
         assert float((x.grad.float() - y.grad).norm()) < 0.02 * float(y.grad.norm())

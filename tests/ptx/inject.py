@@ -198,12 +198,12 @@ class Kernel:
     call: Callable[[Code, int], bool]
 
 
-def forward(name: str, plan: int, shape: Shape, workers: int = 2, **given: Any) -> Kernel:
+def forward(name: str, plan: int, shape: Shape, workers: int = 2, *, lines: bool = True, **given: Any) -> Kernel:
     """A forward of the gallery. Its sums have one order: every call must give the bits of the first, which are right.
 
-    Few CTAs take all tiles, so that every ring turns several times.
+    Few CTAs take all tiles, so that every ring turns several times. `lines`: faults are to name their places.
     """
-    module, code = compile_file(ROOT / "generated" / f"{name}.sm90.py", plan, lines=True)
+    module, code = compile_file(ROOT / "generated" / f"{name}.sm90.py", plan, lines=lines)
     spec = {s.name: s for f in (ROOT / "examples").glob("*.attn") for s in load_all(f)}[name]
     q, k, v = samples.qkv(spec, shape, seed=1)
     params, tensors = samples.params(spec, given), samples.tensors(spec, shape, seed=1)
@@ -223,9 +223,9 @@ def forward(name: str, plan: int, shape: Shape, workers: int = 2, **given: Any) 
     return Kernel(code, run)
 
 
-def backward(spec: AttentionSpec, shape: Shape, sms: int, workers: int) -> Kernel:
+def backward(spec: AttentionSpec, shape: Shape, sms: int, workers: int, *, lines: bool = True) -> Kernel:
     """A backward: its three launches. One that promises equal bits is held to those of the first call."""
-    made, c = kernels(spec, lines=True), call(spec, shape, seed=1)
+    made, c = kernels(spec, lines=lines), call(spec, shape, seed=1)
     expected = c.expected(())
     fixed = run_backward(made, c)[0] if made.meta["deterministic"] else None
 

@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from filelock import FileLock
 
 import attngen
 from attngen.ir.spec import AttentionSpec
+from attngen.verify.machine import MachineCode, inspect_ptx
 from ptxcheck.ptx import Module, parse
 
 #: Without and with the places in the source, which reports of faults name; they take half as long again, and leave
@@ -44,6 +46,11 @@ class Code:
     def module(self) -> Module:
         """The parsed PTX."""
         return parse(self.ptx)
+
+    @cached_property
+    def machine_code(self) -> MachineCode:
+        """What ptxas makes of it."""
+        return inspect_ptx(self.ptx)
 
 
 def code_of(function: Any) -> Code:
@@ -76,21 +83,42 @@ def load_text(text: str, name: str = "kernel") -> ModuleType:
     return module
 
 
+_META = re.compile(r"^ATTN_META = \{$.*?^\}$", re.DOTALL | re.MULTILINE)
+_PLANS = re.compile(r"^PLANS = \($(.*?)^\)$", re.DOTALL | re.MULTILINE)
+_PLAN = re.compile(r"^    TilePlan\($.*?^    \),$", re.DOTALL | re.MULTILINE)
+
+
+def seen_by_compiler(text: str, plan: int) -> str:
+    """What the compiler reads of a generated file for one of its plans: neither the words about it at its head, nor the
+    name and facts for tools, nor the other plans and their limits, nor the self-check.
+
+    So examples of one kernel by several names, and a plan that files of several sets share, are compiled once.
+    """
+    head, tail = text.find("\nimport "), text.find("\n# ---- self-check ----")
+    meta, plans = _META.search(text), _PLANS.search(text)
+    if -1 in (head, tail) or meta is None or plans is None:  # a kernel that is not generated
+        return f"{text} plan {plan}"
+    limits = text.index("\n", plans.end() + 1)
+    rest = text[head : meta.start()] + text[meta.end() : plans.start()] + text[limits:tail]
+    return rest + _PLAN.findall(plans[1])[plan]
+
+
 #: Where code is kept from one session to the next, and for the other processes of this one; None: it is not.
 cache: Path | None = None
 _compiled: dict[str, Code] = {}
 
 
-def compiled(module: ModuleType, what: str, make: Callable[[str], Any], *, lines: bool = False) -> Code:
-    """Code of a function of a generated module: `make(options)` compiles it; `what` tells it from others of the module.
-    `lines`: with places in the source, whatever the session wants.
+def compiled(module: ModuleType, what: str, make: Callable[[str], Any], *, plan: int = 0, lines: bool = False) -> Code:
+    """Code of a function of a generated module: `make(options)` compiles it for a plan of the file; `what` tells it
+    from others of the module. `lines`: with places in the source, whatever the session wants.
 
-    The compiler is deterministic, and the module's name ends in a hash of its text: that, `what`, the options and the
-    compiler's version name an entry of the cache.
+    The compiler is deterministic: what it reads of the text (all of it where places are wanted), `what`, the options
+    and its version name an entry of the cache. Kernels have the name of the module that was compiled first.
     """
     options = OPTIONS if lines or source_lines else PLAIN
     version = importlib.metadata.version("nvidia-cutlass-dsl")
-    text = module.__name__.rpartition("_")[2]
+    text = Path(str(module.__file__)).read_text(encoding="utf-8")
+    text = f"{text} plan {plan}" if options == OPTIONS else seen_by_compiler(text, plan)
     key = hashlib.sha256(f"{text} {what} {version} {options}".encode()).hexdigest()[:32]
     if key not in _compiled:
         path = cache / f"{key}.json" if cache else None
@@ -108,7 +136,7 @@ def compiled(module: ModuleType, what: str, make: Callable[[str], Any], *, lines
 
 def compile_module(module: ModuleType, plan: int = 0, *, lines: bool = False) -> Code:
     """Plan `plan` of a generated module."""
-    return compiled(module, f"plan {plan}", lambda options: module.compile_plan(plan, options), lines=lines)
+    return compiled(module, "forward", lambda options: module.compile_plan(plan, options), plan=plan, lines=lines)
 
 
 def compile_backward(module: ModuleType, wanted: Sequence[str] = ("q", "k", "v"), *, lines: bool = False) -> Code:

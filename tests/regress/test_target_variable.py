@@ -28,7 +28,7 @@ def test_every_command_reads_it(command: list[str], tmp_path: Path, monkeypatch:
 def test_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call, then ATTNGEN_TARGET, then the spec, then the default; the variable's description says so too."""
     from attngen import AttnError, compile
-    from attngen.cli.common import pick_target
+    from attngen.cli.arguments import pick_target
     from attngen.syntax import load_spec
 
     text = "attn 1\n\nattention full {\n  head_dim = 64\n  target = sm_100a\n}\n"

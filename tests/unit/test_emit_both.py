@@ -70,9 +70,10 @@ def test_both_texts_are_there(file: Path, name: str, deterministic: bool) -> Non
     if gradients.plans is None:  # tests/examples says of which blocks
         assert gradients.refused and "There is no backward in this file" in api.compile(spec).text
         return
-    front, back = emit(plan(spec)).text, emit_backward(gradients.plans).text
-    source = emit_both(plan(spec), gradients.plans, gradients.notes)
-    text = source.text
+    plans = plan(spec)
+    forward, backward = emit(plans), emit_backward(gradients.plans)
+    source = emit_both(plans, gradients.plans, gradients.notes)
+    text, front, back = source.text, forward.text, backward.text
     assert body(text, "backward: constants") == body(front, "self-check"), "the forward, word for word"
     assert not is_edited(text) and max(map(len, text.splitlines())) <= 120
     known, own, merged = defined(front), defined(back), defined(text)
@@ -95,8 +96,8 @@ def test_both_texts_are_there(file: Path, name: str, deterministic: bool) -> Non
     assert {"PLANS", "LIMITS", "BACKWARD_PLANS", "BACKWARD_LIMITS"} <= all_.keys()
     assert {"TilePlan", "BackwardTilePlan", "compile_plan", "compile_backward", "backward_check"} <= merged.keys()
     meta = source.meta
-    assert meta["direction"] == "both" and meta["plans"] == emit(plan(spec)).meta["plans"]
-    assert meta["backward"]["plans"] == emit_backward(gradients.plans).meta["backward"]["plans"]
+    assert meta["direction"] == "both" and meta["plans"] == forward.meta["plans"]
+    assert meta["backward"]["plans"] == backward.meta["backward"]["plans"]
 
 
 def test_the_self_check_goes_through_both() -> None:

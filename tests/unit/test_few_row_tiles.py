@@ -136,7 +136,7 @@ def launcher_of(name: str, **changes: Any) -> Any:
 
     def named(attn: Any) -> Any:
         attn.launcher.functions = tuple(p.tile_m for p in attn.launcher.paces)
-        attn._rebuild = lambda spec: named(api.build(spec))
+        attn.relatives.rebuild = lambda spec: named(api.build(spec))
         return attn
 
     return named(api.build(str(EXAMPLES / f"{name}.attn"), **changes)).launcher
@@ -153,7 +153,7 @@ def test_a_launch_counts_its_row_tiles() -> None:
 def test_an_attention_alone_keeps_to_its_file() -> None:
     attn = api.build(str(EXAMPLES / "full.attn")).alone()
     attn.launcher.functions = tuple(p.tile_m for p in attn.launcher.paces)
-    assert attn.launcher.choose((1, 8, 8, 512, 512, SMS)) == 128 and not attn._siblings
+    assert attn.launcher.choose((1, 8, 8, 512, 512, SMS)) == 128 and not attn.relatives.siblings
 
 
 def test_a_launch_remembers_no_more_than_it_must() -> None:

@@ -116,7 +116,7 @@ def test_a_launch_finds_the_kernel_that_packs(monkeypatch: pytest.MonkeyPatch) -
         twin.launcher.sibling = None
         return twin
 
-    monkeypatch.setattr(attn, "_rebuild", rebuilt)
+    monkeypatch.setattr(attn.relatives, "rebuild", rebuilt)
     launcher = attn.launcher
     launcher.functions = tuple(str(p.tile_m) for p in launcher.paces)
     monkeypatch.setattr(launch, "_capturing", lambda: True)

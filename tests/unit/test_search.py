@@ -13,10 +13,11 @@ from attngen.diag.diagnostic import AttnError, Diagnostic
 from attngen.ir.plan import PlanSet
 from attngen.ir.spec import AttentionSpec, Branch, Segment, TensorDecl
 from attngen.ir.types import DType, Layout
+from attngen.passes.choose import LENGTHS, MIN_TILE_N, choose
 from attngen.passes.cost import launch_cycles
 from attngen.passes.mask_form import mask_form
 from attngen.passes.serves import why_not
-from attngen.search import LENGTHS, MIN_TILE_N, candidates, choose, plan, plan_candidate
+from attngen.search import candidates, plan, plan_candidate
 from attngen.syntax import load_spec
 from attngen.targets import measured, sm90
 from attngen.verify.plan import faults, set_faults

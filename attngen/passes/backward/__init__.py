@@ -1,1 +1,1 @@
-"""The planners of the backward: one module a slot, as in `attngen.passes`."""
+"""The planners of the backward: one module a section of the plan, as in `attngen.passes`."""
