@@ -15,7 +15,7 @@ from attngen.passes.parts import kernel_spec, parts
 from attngen.ref import dense, ragged
 from attngen.syntax import load_spec
 
-pytestmark = [pytest.mark.dsl, pytest.mark.filterwarnings("ignore::attngen.jit.kernel.AttngenNotice")]
+pytestmark = [pytest.mark.dsl, pytest.mark.filterwarnings("ignore::attngen.jit.notice.AttngenNotice")]
 LENGTHS = [(5, 9), (0, 7), (130, 40), (33, 0), (0, 0), (1, 200)]
 VIEW = "attn 1\nattention latent {{\n  head_dim = 96\n  layout = {}\n  v = k[16:80]\n  mask = kv_idx <= q_pos\n}}\n"
 #: Keys of the segment, of each sequence; where a sequence has fewer of its own, none of them is read.

@@ -13,7 +13,7 @@ from attngen.jit.selected import SelectedAttention
 from attngen.ref import dense, ragged
 from attngen.syntax import load_spec
 
-pytestmark = [pytest.mark.dsl, pytest.mark.filterwarnings("ignore::attngen.jit.kernel.AttngenNotice")]
+pytestmark = [pytest.mark.dsl, pytest.mark.filterwarnings("ignore::attngen.jit.notice.AttngenNotice")]
 #: Rows and keys; two sequences have none of one, and one of neither.
 LENGTHS = [(3, 90), (0, 7), (5, 40), (4, 0), (0, 0), (2, 9)]
 LISTS = "  block_sparse { q = Q, kv = KV, lists = given }\n  backward { deterministic = true }\n"

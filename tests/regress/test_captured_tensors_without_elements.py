@@ -7,7 +7,7 @@ import torch
 
 from attngen import AttnError, build
 
-pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.kernel.AttngenNotice")
+pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.notice.AttngenNotice")
 HEAD = "attn 1\nattention a {\n  head_dim = 64\n"
 BODY = HEAD + "  LAYOUT\n  TENSOR\n  score = s + t[READ]\n  mask = kv_idx <= q_pos\n}\n"
 

@@ -18,7 +18,7 @@ from attngen.ref import dense, ragged
 from attngen.syntax import load_spec
 
 BF16 = torch.bfloat16
-pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.kernel.AttngenNotice")
+pytestmark = pytest.mark.filterwarnings("ignore::attngen.jit.notice.AttngenNotice")
 #: Rows and keys of each sequence: none of either, and a list longer than the keys.
 LENGTHS = [(3, 7), (0, 4), (19, 25), (6, 0), (0, 0), (9, 3), (1, 30)]
 BODY = """attn 1
