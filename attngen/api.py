@@ -40,10 +40,12 @@ def build(
 
     With a GPU of the target's kind the kernel is compiled and loaded now, every tile plan of it; from the second time
     on it comes from the cache (`cache_dir`, else ATTNGEN_CACHE_DIR, else the user's cache folder). Without one, nothing
-    is compiled until a CUDA tensor arrives, and CPU tensors run the blockwise reference. Its siblings (query heads that
-    share row tiles, small tiles) are made by the first call that gains by one; a `tile` with `pack_gqa=1` has none.
-    The backward kernel is made when a call first needs gradients, or now with `backward=True` (planned and emitted, and
-    compiled where there is such a GPU).
+    is compiled until a CUDA tensor arrives, and CPU tensors run the blockwise reference.
+    No length, param or tensor is in a kernel. What calls may make besides, each once: its siblings (query heads that
+    share row tiles, small tiles), by the first call that gains by one or by `compile(group=…)` of what is returned, and
+    none with a `tile` and `pack_gqa=1`; a twin for the other 16-bit dtype, or for the LSE of weights that are no
+    softmax, by the first call for it; the backward kernel, by the first call that needs gradients, one for each set of
+    them, or now with `backward=True` (planned and emitted, and compiled where there is such a GPU).
     A spec that uses what no kernel serves yet is refused on a machine with such a GPU; elsewhere it gives a callable
     for CPU tensors, with an AttngenNotice of the reasons: see `attngen.jit.unserved`.
     `progress(what, done, total)` is called while plans compile.

@@ -41,9 +41,11 @@ class Composed(Made):
         """The Attention of each kernel behind it."""
         return (self.inner,) if isinstance(self.inner, Attention) else self.inner.kernels
 
-    def compile(self, device: int | None = None, *, backward: bool | Sequence[str] = False) -> Composed:
+    def compile(
+        self, device: int | None = None, *, backward: bool | Sequence[str] = False, group: int | None = None
+    ) -> Composed:
         """As `Attention.compile`."""
-        self.inner.compile(device, backward=backward)
+        self.inner.compile(device, backward=backward, group=group)
         return self
 
     def __repr__(self) -> str:

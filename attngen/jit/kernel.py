@@ -153,11 +153,15 @@ class Attention(Made):
         shape = f"{s.dtype.value} {s.layout.value} head_dim {s.head_dim_qk}/{s.head_dim_v}"
         return f"<attngen.Attention {s.name} {shape} {self.target}>"
 
-    def compile(self, device: int | None = None, *, backward: bool | Sequence[str] = False) -> Attention:
+    def compile(
+        self, device: int | None = None, *, backward: bool | Sequence[str] = False, group: int | None = None
+    ) -> Attention:
         """Compile or load the kernel now and set up a GPU (default: the current one, if it is of the target's kind).
 
         `backward`: the backward kernel as well, for all gradients, or for those named ("q", "k", "v", captured
         tensors): the set that training needs, which is the set of tensors that require gradients in a call.
+        `group`: the kernels with other row tiles as well, those that calls with so many query heads a KV head may take;
+        without it the first call that gains by one makes it.
         Raises: AttnError E0510 to E0520 (toolchain, cache), E0516 (GPU of another kind), E04xx (no backward).
         """
         with self._lock:
@@ -170,6 +174,8 @@ class Attention(Made):
             device = torch.cuda.current_device()
         if device is not None:
             self.launcher.prepare(device, self.target)
+        for which in self.launcher.beside.siblings(self.launcher.paces, group) if group is not None else ():
+            self.relatives.sibling(which).compile(device, group=group)
         return self
 
     def alone(self) -> Attention:

@@ -73,9 +73,11 @@ class SelectedAttention(Made):
         """What was planned for the gathered keys, as `attngen explain` prints it."""
         return self.inner.explain()
 
-    def compile(self, device: int | None = None, *, backward: bool | Sequence[str] = False) -> SelectedAttention:
+    def compile(
+        self, device: int | None = None, *, backward: bool | Sequence[str] = False, group: int | None = None
+    ) -> SelectedAttention:
         """As `Attention.compile`."""
-        self.inner.compile(device, backward=backward)
+        self.inner.compile(device, backward=backward, group=group)
         return self
 
     def tables(self) -> ListTables:

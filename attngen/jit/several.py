@@ -109,14 +109,16 @@ class SeveralAttention(Made):
 
         return "\n\n".join([describe(self.spec), *(a.explain() for a in self.kernels)])
 
-    def compile(self, device: int | None = None, *, backward: bool | Sequence[str] = False) -> SeveralAttention:
+    def compile(
+        self, device: int | None = None, *, backward: bool | Sequence[str] = False, group: int | None = None
+    ) -> SeveralAttention:
         """Every part as `Attention.compile`; of the gradients named, a part has those it gives."""
         for a in self.kernels:
             wanted = backward
             if not isinstance(backward, bool):
                 names = [backward] if isinstance(backward, str) else backward
                 wanted = [n for n in names if n in a.backward.names]
-            a.compile(device, backward=wanted)
+            a.compile(device, backward=wanted, group=group)
         return self
 
     def tables(self) -> PartTables:

@@ -108,7 +108,7 @@ class ReferenceAttention(Made):
         """Raise the reasons why there is no kernel."""
         raise AttnError(*self.reasons)
 
-    def compile(self, device: int | None = None, *, backward: Any = False) -> NoReturn:
+    def compile(self, device: int | None = None, *, backward: Any = False, group: int | None = None) -> NoReturn:
         """Raises: AttnError E0402, there is no kernel to compile."""
         self.refuse()
 

@@ -190,6 +190,14 @@ class Beside(NamedTuple):
                 return Sibling(group)  # which may have a sibling of small tiles
         return Sibling(own.pack, (small.tile_m, small.tile_n)) if small and time < usual else None
 
+    def siblings(self, paces: Sequence[Pace], group: int) -> tuple[Sibling, ...]:
+        """All that calls with `group` query heads a KV head may take; one that packs may have one of small tiles."""
+        if not paces:
+            return ()
+        pack, small = paces[0].pack, self.small
+        packed = [Sibling(group)] if self.packs and pack == 1 and group > 1 and group in PACKS else []
+        return (*packed, *([Sibling(pack, (small.tile_m, small.tile_n))] if small else []))
+
     def _small(self, pack: int, heads: int, seqlen_q: int, workers: int) -> Pace | None:
         """The small tiles of `pack` heads, where no CTA takes two: so they were measured."""
         small = self.small and self.small._replace(pack=pack)

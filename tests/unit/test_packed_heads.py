@@ -135,3 +135,32 @@ def test_a_kernel_that_packs_takes_its_own_group_only() -> None:
     assert attn(q, k, k).shape == q.shape
     with pytest.raises(AttnError, match="4 query heads a KV head"):
         attn(q[:, :, :4], k, k)
+
+
+def test_compile_makes_what_calls_of_a_group_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed heads, small tiles, and small tiles of packed heads; then no call of any length makes another."""
+    made: list[tuple[int | None, int | None]] = []
+
+    def stands_in(attn: Any) -> Any:
+        def rebuilt(spec: AttentionSpec) -> Any:
+            made.append((spec.schedule.pack_gqa, spec.schedule.tile_m))
+            return stands_in(api.build(spec))
+
+        monkeypatch.setattr(attn.relatives, "rebuild", rebuilt)
+        monkeypatch.setattr(attn, "_loaded", object())
+        attn.launcher.functions = tuple(str(p) for p in attn.launcher.paces)
+        return attn
+
+    attn = stands_in(api.build(str(EXAMPLES / "causal.attn")))
+    assert attn.compile() is attn and not made
+    attn.compile(group=8)
+    assert made == [(8, None), (8, 64), (1, 64)]
+    for batch, rows, keys in ((1, 1, 64), (1, 512, 512), (8, 1, 4096), (2, 900, 900), (16, 4096, 4096)):
+        for heads_kv in (4, 32):
+            attn.launcher.choose((batch, 32, heads_kv, rows, keys, SMS))
+    assert len(made) == 3
+    alone = stands_in(api.build(str(EXAMPLES / "causal.attn"))).alone()
+    alone.compile(group=8)
+    ragged = stands_in(api.build(str(EXAMPLES / "causal.attn"), layout="varlen"))
+    ragged.compile(group=8)
+    assert len(made) == 3
