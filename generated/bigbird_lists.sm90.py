@@ -53,7 +53,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0cd04b74489a06cf94c6e1a60433cd64efbaff742b38384344f9d8e5b1e27b69",
-    "body_sha256": "75cd4820f6ae2db296d2a660beb3872deda2cca39482892b473a2a275c898c36",
+    "body_sha256": "539f06e89a10de53b8d6215530f45e1366cf2910241e5fb42e2c3c40de4df6a0",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -744,13 +744,9 @@ class AttentionForward:
         num_ctas, _, _ = cute.arch.grid_dim()
         i, taken = Int32(0), Int32(0)  # uses of K and V, tiles
         while tile < p.num_tiles:
-            # The ticket is asked for early: its number is there when this tile has been loaded.
-            ticket = Int32(0)
-            if tidx == 0:
-                ticket = cute.arch.atomic_add(tile_counter.iterator, Int32(1), sem="relaxed", scope="gpu")
             place = self.tile_coords(tile, p)
             self.tell(mailbox, slot, place, taken, tidx)
-            i = self.load_tile(p, t, rings, place, i, taken)
+            i, ticket = self.load_tile(p, t, rings, tile_counter, place, i, taken)
             if ticket == p.num_tiles - 1 and tidx == 0:  # the last ticket: leave the counter as it was
                 tile_counter[0] = Int32(0)
             tile = cute.arch.shuffle_sync(ticket, 0) + num_ctas
@@ -768,10 +764,20 @@ class AttentionForward:
         cute.arch.sync_warp()
 
     @cute.jit
-    def load_tile(self, p, t, rings, place, i: Int32, taken: Int32):
+    def draw_ticket(self, p, tile_counter: cute.Tensor):
+        """The launch's next ticket, in one lane, which alone may read it."""
+        lane, _, _ = cute.arch.thread_idx()
+        draws = lane == 0
+        ticket = Int32(-1)
+        if draws:
+            ticket = cute.arch.atomic_add(tile_counter.iterator, Int32(1), sem="relaxed", scope="gpu")
+        return ticket
+
+    @cute.jit
+    def load_tile(self, p, t, rings, tile_counter: cute.Tensor, place, i: Int32, taken: Int32):
         """The row tile at `place`: Q slice by slice (one a warpgroup), K and V tile by tile, V one use behind K.
 
-        Returns the new use count.
+        Returns the new use count and a ticket, drawn behind the last K.
         """
         m_block, h, b = place
         h_kv = h // p.qhead_per_kvhead
@@ -811,8 +817,10 @@ class AttentionForward:
             n_block = listed // 2
             i += 1
             listed, word_0, some, every = self.next_listed(p, lane, row, word_0, some, every)
+        # As late as its latency stays hidden: whoever ends first then takes the longest tile that is left.
+        ticket = self.draw_ticket(p, tile_counter)
         self.load_kv(t.tma_v, rings.v, tVgV, tVsV, n_block, i)
-        return i + 1
+        return i + 1, ticket
 
     def load_kv(self, tma, ring, src, dst, n_block, i):
         """One K or V tile into its ring; it should stay in L2 for the other row tiles.

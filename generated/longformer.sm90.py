@@ -55,7 +55,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "68caaca6f8866a9ed9a0e6d0dd75271a3e614975750593dc34d4de20a830f34f",
-    "body_sha256": "e9d65700456682fa94bd42e4ac39eccbe6f420ba100a0494a162584d9f65ac32",
+    "body_sha256": "1aa7559638a60238bb5177142e1590061889fe39890714be22a63761019704c4",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -541,13 +541,9 @@ class AttentionForward:
         num_ctas, _, _ = cute.arch.grid_dim()
         i, taken = Int32(0), Int32(0)  # uses of K and V, tiles
         while tile < p.num_tiles:
-            # The ticket is asked for early: its number is there when this tile has been loaded.
-            ticket = Int32(0)
-            if tidx == 0:
-                ticket = cute.arch.atomic_add(tile_counter.iterator, Int32(1), sem="relaxed", scope="gpu")
             place = self.tile_coords(tile, p)
             self.tell(mailbox, slot, place, taken, tidx)
-            i = self.load_tile(p, t, rings, place, i, taken)
+            i, ticket = self.load_tile(p, t, rings, tile_counter, place, i, taken)
             if ticket == p.num_tiles - 1 and tidx == 0:  # the last ticket: leave the counter as it was
                 tile_counter[0] = Int32(0)
             tile = cute.arch.shuffle_sync(ticket, 0) + num_ctas
@@ -565,10 +561,20 @@ class AttentionForward:
         cute.arch.sync_warp()
 
     @cute.jit
-    def load_tile(self, p, t, rings, place, i: Int32, taken: Int32):
+    def draw_ticket(self, p, tile_counter: cute.Tensor):
+        """The launch's next ticket, in one lane, which alone may read it."""
+        lane, _, _ = cute.arch.thread_idx()
+        draws = lane == 0
+        ticket = Int32(-1)
+        if draws:
+            ticket = cute.arch.atomic_add(tile_counter.iterator, Int32(1), sem="relaxed", scope="gpu")
+        return ticket
+
+    @cute.jit
+    def load_tile(self, p, t, rings, tile_counter: cute.Tensor, place, i: Int32, taken: Int32):
         """The row tile at `place`: Q slice by slice (one a warpgroup), K and V tile by tile, V one use behind K.
 
-        Returns the new use count.
+        Returns the new use count and a ticket, drawn behind the last K.
         """
         m_block, h, b = place
         h_kv = h // p.qhead_per_kvhead
@@ -600,19 +606,20 @@ class AttentionForward:
                 cache_policy=Int64(EVICT_FIRST),
             )
         # The first tile is loaded; the rest of its run, then the runs below it.
-        loaded = n_block
         below = n_block
         while n_max > 0:
             for _ in cutlass.range(below - full_min, unroll=1):
                 below -= 1
                 self.load_kv(t.tma_k, rings.k, tKgK, tKsK, below, i + 1)
-                self.load_kv(t.tma_v, rings.v, tVgV, tVsV, loaded, i)
-                loaded = below
+                self.load_kv(t.tma_v, rings.v, tVgV, tVsV, n_block, i)
+                n_block = below
                 i += 1
             n_max, full_min, _ = self.next_run(tiles, full_min)
             below = n_max
-        self.load_kv(t.tma_v, rings.v, tVgV, tVsV, loaded, i)
-        return i + 1
+        # As late as its latency stays hidden: whoever ends first then takes the longest tile that is left.
+        ticket = self.draw_ticket(p, tile_counter)
+        self.load_kv(t.tma_v, rings.v, tVgV, tVsV, n_block, i)
+        return i + 1, ticket
 
     def load_kv(self, tma, ring, src, dst, n_block, i):
         """One K or V tile into its ring; it should stay in L2 for the other row tiles.

@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0903924f07108d85fb9619611fb53d9f68161226a764665a96de6a84560fea71",
-    "body_sha256": "53137dd95ad15eff09fb06e4468ab2e0ef4a800e16c229987b98b6a9c8cddaf4",
+    "body_sha256": "a9270e4b1b25b7ac204538c1f6686db3a1feb95a4bf4e1c05edf7ee40d6d727f",
     "layout": "varlen",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -638,12 +638,9 @@ class AttentionForward:
         num_tiles = p.seq_order[p.sequences] * p.heads_q
         i, taken = Int32(0), Int32(0)  # uses of K and V, tiles
         while tile < num_tiles:
-            ticket = Int32(0)
-            if tidx == 0:
-                ticket = cute.arch.atomic_add(tile_counter.iterator, Int32(1), sem="relaxed", scope="gpu")
             told = self.locate(p, tile, tidx)
             self.tell(mailbox, slot, told, taken, tidx)
-            i = self.load_tile(self.sequence(p, told), t, rings, i, taken)
+            i, ticket = self.load_tile(self.sequence(p, told), t, rings, tile_counter, i, taken)
             if ticket == num_tiles - 1 and tidx == 0:  # the last ticket: leave the counter as it was
                 tile_counter[0] = Int32(0)
             tile = cute.arch.shuffle_sync(ticket, 0) + num_ctas
@@ -661,10 +658,20 @@ class AttentionForward:
         cute.arch.sync_warp()
 
     @cute.jit
-    def load_tile(self, p, t, rings, i: Int32, taken: Int32):
+    def draw_ticket(self, p, tile_counter: cute.Tensor):
+        """The launch's next ticket, in one lane, which alone may read it."""
+        lane, _, _ = cute.arch.thread_idx()
+        draws = lane == 0
+        ticket = Int32(-1)
+        if draws:
+            ticket = cute.arch.atomic_add(tile_counter.iterator, Int32(1), sem="relaxed", scope="gpu")
+        return ticket
+
+    @cute.jit
+    def load_tile(self, p, t, rings, tile_counter: cute.Tensor, i: Int32, taken: Int32):
         """The row tile `p.place`: Q slice by slice (one a warpgroup), K and V tile by tile, V one use behind K.
 
-        TMA ends where the sequence does, see `ragged`. Returns the new use count.
+        TMA ends where the sequence does, see `ragged`. Returns the new use count and a ticket, drawn behind the last K.
         """
         m_block, h, b = p.place
         h_kv = h // p.qhead_per_kvhead
@@ -700,8 +707,10 @@ class AttentionForward:
             self.load_kv(t.tma_v, rings.v, tVgV, tVsV, n_block, i)
             n_block -= 1
             i += 1
+        # As late as its latency stays hidden: whoever ends first then takes the longest tile that is left.
+        ticket = self.draw_ticket(p, tile_counter)
         self.load_kv(t.tma_v, rings.v, tVgV, tVsV, n_block, i)
-        return i + 1
+        return i + 1, ticket
 
     def load_kv(self, tma, ring, src, dst, n_block, i):
         """One K or V tile into its ring; it should stay in L2 for the other row tiles.

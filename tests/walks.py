@@ -138,7 +138,10 @@ def forward(k: Kernel, c: Call, workers: int = 3) -> None:
         loaded: list[tuple[str, int, int]] = []
         owner.load_kv = lambda tma, ring, src, dst, n, i, to=loaded: to.append((tma, i, int(n)))
         place = m, h, b = owner.tile_coords(tile, p)
-        end = owner.load_tile(p, t, rings, place, first, 0)
+        drawn: list[int] = []
+        owner.draw_ticket = lambda _p, counter, to=drawn: to.append(counter)
+        end, _ = owner.load_tile(p, t, rings, NOTHING, place, first, 0)
+        assert len(drawn) == 1, "a CTA draws one ticket for each tile that it takes"
         tiles = {i: n for tma, i, n in loaded if tma == "k"}
         assert sorted(tiles) == list(range(first, end)) and tiles == {i: n for tma, i, n in loaded if tma == "v"}
         for wg in range(owner.warpgroups):

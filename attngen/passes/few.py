@@ -134,22 +134,25 @@ def are_few(pace: Pace, heads: int, seqlen_q: int, workers: int) -> bool:
 def cycles(pace: Pace, heads: int, seqlen_q: int, seqlen_kv: int, workers: int) -> float:
     """Estimated cycles of the launch, longest row tiles first.
 
-    No schedule ends before an even share of all work, nor, for any k, before k + 1 tiles as long as the last of the
-    first k * workers + 1: one CTA takes so many of those. Of equal tiles this is the number of rounds. A CTA draws the
-    ticket of its second tile as it starts the first, so that the longest tile and the first of the second round are
-    one CTA's.
+    A CTA draws the ticket of its next tile as the last keys of one are asked for, so whoever ends first takes the
+    longest that is left: a second round of the CTAs is taken in the reverse order of the first, and both together take
+    what the last tile of the one and the first of the other do, or the longest tile alone. A round that is left over
+    takes as long as its first tile. No schedule ends before an even share of all work.
     """
     count, workers = pace.row_tiles(heads, seqlen_q), max(workers // pace.ctas, 1)
-    longest = shortest = pace.row_tile_cycles + pace.kv_tile_cycles * -(-seqlen_kv // pace.tile_n)
-    if pace.grows:
-        first = min(pace.rows // pace.pack, seqlen_q) + seqlen_kv - seqlen_q  # keys of the first row tile
-        shortest = pace.row_tile_cycles + pace.kv_tile_cycles * max(1, -(-first // pace.tile_n))
-    less = (longest - shortest) / max(count - 1, 1) * workers  # of a round's first tile than of the round's before
-    last = -(-count // workers) - 1
-    peak = int((longest / less - 1) / 2) if less else last  # the k of which the product below is greatest
-    ends = [(k + 1) * (longest - less * k) for k in (min(peak, last), min(peak + 1, last))]
-    both = longest + longest - less if last else 0
-    return sm90.LAUNCH_CYCLES + max(count * (longest + shortest) / 2 / workers, both, *ends)
+    walked, queries = heads // pace.pack, pace.rows // pace.pack
+
+    def of(tile: int) -> int:
+        """Cycles of a row tile by its place in the order."""
+        keys = seqlen_kv
+        if pace.grows:
+            keys += min((count - 1 - tile) // walked * queries + queries, seqlen_q) - seqlen_q
+        return pace.row_tile_cycles + pace.kv_tile_cycles * max(1, -(-keys // pace.tile_n))
+
+    starts = range(0, count, workers)
+    end = sum(max(of(i), of(i + workers - 1) + of(i + workers)) for i in starts[: len(starts) // 2 * 2 : 2])
+    end += of(starts[-1]) if len(starts) % 2 else 0
+    return sm90.LAUNCH_CYCLES + max(count * (of(0) + of(count - 1)) / 2 / workers, end)
 
 
 def pick(paces: Sequence[Pace], usual: int, heads: int, seqlen_q: int, seqlen_kv: int, workers: int) -> int:
