@@ -126,6 +126,7 @@ def explain(spec: SpecLike, *, target: str | None = None, name: str | None = Non
     """
     from attngen.directions import plan_gradients
     from attngen.passes.parts import describe, is_composed
+    from attngen.passes.selected import is_selected
     from attngen.passes.serves import served_parts
     from attngen.plan_text import describe as describe_forward
     from attngen.plan_text_backward import describe_backward
@@ -133,7 +134,7 @@ def explain(spec: SpecLike, *, target: str | None = None, name: str | None = Non
     options = Options.parse({**overrides, "target": target})
     resolved = resolve(spec, name, options)
     chosen = target_of(resolved, options)
-    blocks = [describe(resolved)] if is_composed(resolved) else []
+    blocks = [describe(resolved)] if is_composed(resolved) or is_selected(resolved) else []
     for one in served_parts(resolved, chosen):
         forward = plan(one.spec, chosen)
         gradients = plan_gradients(one.spec, chosen)

@@ -89,7 +89,7 @@ def explain(
     if drawn and len(chosen) > 1:
         raise several(spec)
     documents: dict[str, Any] = {}
-    texts = [describe(spec)] if len(chosen) > 1 else []
+    texts = [describe(spec)] if len(chosen) > 1 or is_selected(spec) else []
     for one in chosen:
         params = {p.name: all_params.get(p.name, 1) for p in one.spec.params}
         plans, documents[one.name], words = _kernel(

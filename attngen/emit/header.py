@@ -114,8 +114,7 @@ def _backward_plan(i: int, plan_set: BackwardPlanSet) -> str:
     )
     return (
         f"plan {i} tile {c.tile_m} x {c.tile_n}, {roles}, registers {s.roles[0].registers}/{s.roles[-1].registers}, "
-        f"smem {m.smem_bytes // 1024} KB; "
-        + _served(plan_set.limits, i)
+        f"smem {m.smem_bytes // 1024} KB; " + _served(plan_set.limits, i)
     )
 
 

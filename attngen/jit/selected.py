@@ -16,6 +16,7 @@ from attngen.diag.diagnostic import AttnError, error
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout
 from attngen.jit import contract
+from attngen.jit.atoms import extents_of
 from attngen.jit.gathered import gathered
 from attngen.jit.kernel import Attention
 from attngen.jit.lists import ListTables
@@ -24,7 +25,7 @@ from attngen.jit.named import Binder
 from attngen.jit.ragged import RaggedBinder
 from attngen.jit.recipe import Made, Recipe
 from attngen.jit.tables import NAME, no_handle, nothing_to_keep
-from attngen.passes.selected import BLOCKS, selected_spec
+from attngen.passes.selected import BLOCKS, describe, selected_spec
 
 Tensor = torch.Tensor
 
@@ -70,8 +71,8 @@ class SelectedAttention(Made):
         return (self.inner,)
 
     def explain(self) -> str:
-        """What was planned for the gathered keys, as `attngen explain` prints it."""
-        return self.inner.explain()
+        """How keys are gathered, and what was planned for them, as `attngen explain` prints it."""
+        return f"{describe(self.spec)}\n\n{self.inner.explain()}"
 
     def compile(
         self, device: int | None = None, *, backward: bool | Sequence[str] = False, group: int | None = None
@@ -192,7 +193,7 @@ class SelectedAttention(Made):
                 helps=("give one list for each block of rows; -1 fills a short one up",),
             )
         if not exact and (starts := named["cu_seqlens_q"]).device.type == "cpu":  # what the host sees costs no wait
-            self._has_lists(blocks, starts.diff().tolist())
+            self._has_lists(blocks, extents_of(self._plain, sizes, "seqlen_q", starts)[1].tolist())
 
     def _has_lists(self, blocks: Tensor, rows: list[int]) -> None:
         """E0607 where a sequence of so many rows has no list for some of them."""

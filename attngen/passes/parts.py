@@ -19,6 +19,7 @@ from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout, Normalizer
 from attngen.passes.placed import in_segment
 from attngen.passes.selected import BLOCKS, is_selected, selected_spec
+from attngen.passes.selected import describe as describe_gather
 
 #: The part of a spec with segments that reads the call's own k and v, unless a segment has that name.
 MAIN = "main"
@@ -144,7 +145,9 @@ def formula(spec: AttentionSpec) -> str:
 
 
 def describe(spec: AttentionSpec) -> str:
-    """What `attngen explain` says of the whole: its formula and its parts."""
+    """What `attngen explain` says of the whole: its formula and its parts, or how keys are gathered."""
+    if is_selected(spec):
+        return describe_gather(spec)
     names = ", ".join(p.name for p in parts(spec))
     then = [] if isinstance(spec.epilogue, Atom) else [f"  then      {_printed(spec.epilogue)}, in torch"]
     lines = [f"{spec.name}: {len(parts(spec))} kernels, put together in torch: {names}", f"  {formula(spec)}", *then]

@@ -47,6 +47,24 @@ def packs_heads(spec: AttentionSpec) -> bool:
     return spec.block_sparse is not None and spec.block_sparse.q < TILE_M
 
 
+def describe(spec: AttentionSpec) -> str:
+    """What `attngen explain` says of the gather: its lists, its memory and its cost, beside the kernel behind it."""
+    sparse = spec.block_sparse
+    assert sparse is not None
+    element = 2 * (spec.head_dim_qk + spec.head_dim_v)
+    rows = f"{sparse.q} row{'s' if sparse.q > 1 else ''}"
+    keys = f"{sparse.kv} key{'s' if sparse.kv > 1 else ''}"
+    filled = f"{sparse.q} times the query heads of a KV head" if packs_heads(spec) else str(sparse.q)
+    lines = (
+        f"{spec.name}: K and V are gathered by `{BLOCKS}`, n blocks of {keys} for each {rows} and KV head, in torch",
+        f"  gather    {element * sparse.kv} bytes a listed block, read and written once; kept for a backward, whose dK",
+        "            and dV take as much",
+        f"  lists     sorted in each call, or kept by a handle: {12 * sparse.kv} bytes a listed block",
+        f"  kernel    a batch entry for each {rows}, of {filled} rows and {sparse.kv} n keys",
+    )
+    return "\n".join(lines)
+
+
 def own_params(spec: AttentionSpec) -> dict[str, int]:
     """The params that the kernel of `spec` has beside the spec's, with their least values."""
     return RAGGED_SIZES if spec.layout.is_ragged else SIZES

@@ -11,8 +11,11 @@ import torch
 import attngen
 from attngen.diag.diagnostic import AttnError
 from attngen.ir.plan import KernelPlan
+from attngen.jit.gathered import gathered
+from attngen.jit.lists import listed as listed_of
 from attngen.jit.lists import selected_keys
 from attngen.jit.selected import SelectedAttention
+from attngen.jit.shapes import sizes_of
 from attngen.passes.selected import selected_spec
 from attngen.passes.serves import why_not
 from attngen.ref import dense
@@ -127,6 +130,24 @@ def test_the_kernel_reads_intervals() -> None:
     assert form.is_exact and len(form.clauses) == 1 and form.clauses[0].residual is None
     few = selected_spec(load_spec(listed(RICH, 2, 1)))
     assert print_expr(few.sink) == "sinks[h_kv * call_group + q_idx % call_group]", "query heads are rows"
+
+
+@pytest.mark.parametrize(("q", "kv"), [(64, 1), (1, 16)])
+def test_explain_says_what_a_gather_takes(q: int, kv: int) -> None:
+    """Its bytes are those of the tensors that a call makes."""
+    spec = load_spec(listed(PLAIN, q, kv))
+    text = attngen.explain(spec)
+    lists = torch.tensor([[[[0, 1, 2]] * -(-64 // q)]])
+    tensors = [torch.randn(1, 64, 2, 64).bfloat16() for _ in range(3)]
+    call = gathered(spec, *tensors, lists, {})
+    found = listed_of(spec, lists, sizes_of(spec, *tensors[:2]), {})
+    count = 2 * lists.numel()  # KV heads
+    moved = sum(x.numel() * x.element_size() for x in (call.k, call.v))
+    kept = sum(x.numel() * x.element_size() for x in (found.index, found.picked))
+    assert f"gather    {moved // count} bytes a listed block" in text
+    assert f"by a handle: {kept // count} bytes a listed block" in text
+    assert text.startswith("listed: K and V are gathered by `blocks`") and "listed_selected for sm_90a" in text
+    assert attngen.build(spec).explain().startswith(text.split("\n\n")[0])
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,25 @@ def test_what_check_says() -> None:
         attn(*plain[:3], blocks=torch.zeros(2, 40, 7, dtype=torch.int32), **given)
 
 
+@pytest.mark.parametrize("starts", [[0, 3, 2, 22, 28, 28, 37, 38], [-5, 3, 3, 22, 28, 28, 37, 9999], [7] * 8])
+@pytest.mark.parametrize("q", [1, 4])
+def test_broken_starts_reach_nothing_else(starts: list[int], q: int) -> None:
+    """They are held within the tensors, as kernels hold them: nothing outside is read; others stay as they were."""
+    call = Call("varlen", q, 1)
+    attn = attngen.build(text("varlen", q, 1))
+    plain = [x.nan_to_num(0.0).requires_grad_() for x in call.leaves]
+    lists = torch.nn.functional.pad(call.lists, (0, 0, 0, 60), value=-1) if q > 1 else call.lists.expand(7, 2, -1, -1)
+    lists = torch.nn.functional.pad(lists, (0, 0, 0, 60), value=-1)
+    given = call.tensors(plain)
+    broken = {**call.lengths, "cu_seqlens_q": torch.tensor(starts).int()}
+    o = attn(*plain[:3], blocks=lists, **given, **broken)
+    o.float().sum().backward()
+    assert o.isfinite().all() and all(x.grad is not None and x.grad.isfinite().all() for x in plain)
+    if starts[3:5] == [22, 28]:  # of the sequence without keys
+        want = attn(*plain[:3], blocks=lists, **given, **call.lengths)
+        assert torch.equal(o[22:28], want[22:28])
+
+
 def test_under_torch_compile() -> None:
     call = Call("varlen", 4, 1)
     attn = attngen.build(text("varlen", 4, 1))

@@ -16,7 +16,9 @@ from attngen.jit.cache import Entry, KernelCache
 from attngen.jit.device import DeviceState
 from attngen.jit.kernel import Attention
 from attngen.jit.load import Loaded
+from attngen.jit.selected import SelectedAttention
 from attngen.jit.tables import Tables
+from attngen.passes.parts import kernel_spec
 from attngen.ref import dense
 from attngen.search import plan
 from attngen.search_backward import plan_backward
@@ -225,6 +227,33 @@ def test_nothing_compiles_again(calls: Calls, tmp_path: Path) -> None:
         q, k, v, doc = inputs(sq, skv, b)
         q.requires_grad_()
         attn(q, k, v, doc=doc // (n + 1), window=n + 1).sum().backward()
+    assert calls.loaded == 2 and len(calls.made) == 8
+
+
+RAGGED = """attn 1
+attention packed {
+  head_dim = 64
+  layout = varlen
+  mask = kv_idx <= q_pos
+  CLAUSE
+}
+"""
+
+
+@pytest.mark.parametrize("clause", ["", "block_sparse { q = 64, kv = 64, lists = given }",
+                                    "block_sparse { q = 1, kv = 4, lists = given }"])  # fmt: skip
+def test_nothing_compiles_again_in_ragged_layouts(clause: str, calls: Calls, tmp_path: Path) -> None:
+    """Sequences, their number, their lengths, maps of blocks and lists of keys change."""
+    spec = load_spec(RAGGED.replace("CLAUSE", clause))
+    inner = attached(tmp_path, kernel_spec(spec))
+    attn: Any = SelectedAttention(spec, inner, (load_spec, ("",))) if "q = 1," in clause else inner
+    for n, lengths in enumerate(([70], [3, 0, 200], [1500, 1], [9] * 20)):
+        q, k, v = (torch.randn(sum(lengths), 2, 64).bfloat16().requires_grad_() for _ in range(3))
+        named: dict[str, Any] = {"cu_seqlens_q": torch.tensor([0, *lengths]).cumsum(0).int()}
+        if clause:
+            blocks = torch.ones(len(lengths), 1, max(lengths), 3 + n, dtype=torch.int32)
+            named["blocks"] = blocks if "q = 1," in clause else (blocks > 0)[:, :, : n + 24].expand(-1, 2, -1, -1)
+        attn(q, k, v, **named).sum().backward()
     assert calls.loaded == 2 and len(calls.made) == 8
 
 
