@@ -59,7 +59,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "77aa443f2ba40026d5ae10e9108b0ce9e65dbf91987f7e902b75f75f47409910",
-    "body_sha256": "79311b010ec3941623cc454ceed3354c69a504a230d57b93efe3447632f01e8e",
+    "body_sha256": "ce4060205b1208ecfdad0fbea50df9807e02f9f854c89a277e7b9aaa45459ce5",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -110,7 +110,7 @@ LOG2E = math.log2(math.e)
 DS_STAGES = 2  # of the ring of dS tiles: dQ is one step behind
 WALK_STAGES = 2  # of the ring of walks: a KV tile, and how many steps it takes
 ROW_THREADS = 256  # of a CTA of `prepare` and `finish`
-COUNTER_WORDS = 4  # of a query tile: zeroed parts of a pair's dQ in its first; the last of tile 0: KV tiles handed out
+COUNTER_WORDS = 4  # of a query tile: zeroed parts of a head's dQ in its first; the last of tile 0: KV tiles handed out
 
 # schedule: named barriers; 0 is the whole CTA's.
 BARRIER_STAGGER = 1  # the second warpgroup may start a KV tile
@@ -437,15 +437,15 @@ class AttentionBackward:
         m_blocks = cute.ceil_div(cute.size(mQ, mode=[0]), tile_m)
         n_blocks = cute.ceil_div(cute.size(mK, mode=[0]), self.tile_n)
         q_tiles = m_blocks * cute.size(mQ, mode=[2]) * cute.size(mQ, mode=[3])
-        pairs = cute.size(mdK, mode=[2]) * cute.size(mdK, mode=[3])  # a head of dK and dV with a batch element
-        num_tiles = n_blocks * pairs
-        group_pairs = Int32(1)  # whose KV tiles are handed out together
+        heads = cute.size(mdK, mode=[2]) * cute.size(mdK, mode=[3])  # of dK and dV, over all batch elements
+        num_tiles = n_blocks * heads
+        group_heads = Int32(1)  # whose KV tiles are handed out together
         if const_expr(plan.grouped):  # an even number of groups, or one: what one leaves uneven, the next one fills
-            groups = cute.ceil_div(pairs, cutlass.max(workers // n_blocks, 1))
-            group_pairs = cute.ceil_div(pairs, cutlass.max(groups - groups % 2, 1))
-        # dQ of so many pairs is zeroed by `prepare`, of every other one by the KV tiles of the pair as many before it.
-        zero_lag = group_pairs + cute.ceil_div(workers, n_blocks)
-        zeroed_tiles = cutlass.min(zero_lag, pairs) * (q_tiles // pairs)
+            groups = cute.ceil_div(heads, cutlass.max(workers // n_blocks, 1))
+            group_heads = cute.ceil_div(heads, cutlass.max(groups - groups % 2, 1))
+        # dQ of so many heads is zeroed by `prepare`, of every other one by the KV tiles of the head as many before it.
+        zero_lag = group_heads + cute.ceil_div(workers, n_blocks)
+        zeroed_tiles = cutlass.min(zero_lag, heads) * (q_tiles // heads)
         name = ATTN_META["kernel_id"]
         prepare, kernel, finish = self.prepare, self.kernel, self.finish
         prepare.set_name_prefix(f"{name}_prepare", remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -461,7 +461,7 @@ class AttentionBackward:
             tma_q, tma_mQ, tma_k, tma_mK, tma_v, tma_mV, tma_do, tma_mdO, tma_dk, tma_mdK, tma_dv, tma_mdV, workspace,
             mma_s, mma_dp, mma_dv, mma_dk, mma_dq, wg_dv, wg_dk,
             layout_q, layout_do, layout_k, layout_v, layout_ds, layout_dv, layout_dk,
-            softmax_scale, m_blocks, n_blocks, group_pairs, q_tiles, num_tiles,
+            softmax_scale, m_blocks, n_blocks, group_heads, q_tiles, num_tiles,
             zero_lag,
         ).launch(
             grid=[cutlass.min(num_tiles, workers), 1, 1], block=[self.threads, 1, 1],
@@ -610,7 +610,7 @@ class AttentionBackward:
         softmax_scale: Float32,
         m_blocks: Int32,
         n_blocks: Int32,
-        group_pairs: Int32,
+        group_heads: Int32,
         q_tiles: Int32,
         num_tiles: Int32,
         zero_lag: Int32,
@@ -631,7 +631,7 @@ class AttentionBackward:
             heads_per_cta=heads_q // heads_dkv,
             m_blocks=m_blocks,
             n_blocks=n_blocks,
-            group_pairs=group_pairs,
+            group_heads=group_heads,
             q_tiles=q_tiles,
             num_tiles=num_tiles,
             zero_lag=zero_lag,
@@ -710,12 +710,12 @@ class AttentionBackward:
 
     def tile_coords(self, tile, p):
         """Tile number -> (n_block, head of dK and dV, batch). Group by group of heads, first keys first."""
-        per_group = p.group_pairs * p.n_blocks
+        per_group = p.group_heads * p.n_blocks
         group = tile // per_group
         rest = tile - group * per_group
-        pairs = cutlass.min(p.group_pairs, p.heads_dkv * p.batch - group * p.group_pairs)
-        place = rest // pairs
-        head_batch = group * p.group_pairs + (rest - place * pairs)
+        heads = cutlass.min(p.group_heads, p.heads_dkv * p.batch - group * p.group_heads)
+        place = rest // heads
+        head_batch = group * p.group_heads + (rest - place * heads)
         batch = head_batch // p.heads_dkv
         return place, head_batch - batch * p.heads_dkv, batch
 
@@ -725,7 +725,7 @@ class AttentionBackward:
         CTAs of the first wave start together, so they meet at the last query tile. Those of the second start one after
         the other, where short walks ended, so they meet on their way up.
         """
-        per_group = p.group_pairs * p.n_blocks
+        per_group = p.group_heads * p.n_blocks
         ctas, _, _ = cute.arch.grid_dim()
         waves = cutlass.max((per_group + ctas // 2) // ctas, 1)  # of a group
         group = tile // per_group
@@ -921,53 +921,54 @@ class AttentionBackward:
 
     # ---- schedule: role zeroer, one warp ---------------------------------------------------------------------------
     #
-    # A pair is a batch element with a head of dK and dV. Its query tiles, of all its query heads, stand side by side in
-    # the workspace; word 0 of the first one's counters says how many KV tiles have zeroed their part of them.
+    # Heads of dK and dV are numbered over all batch elements: `head_batch`. The query tiles of one, of all its query
+    # heads, stand side by side in the workspace; word 0 of the first one's counters says how many KV tiles have zeroed
+    # their part of them.
 
     @cute.jit
     def zero_ahead(self, p, t, rings):
-        """Each KV tile zeroes a part, one of n_blocks, of the dQ of the pair `zero_lag` further on."""
+        """Each KV tile zeroes a part, one of n_blocks, of the dQ of the head `zero_lag` further on."""
         tidx, _, _ = cute.arch.thread_idx()
         lane = tidx % 32
         j = Int32(0)  # KV tiles so far
         count, tile = self.told(t, rings, j, lane)
         while count > 0:
             n_block, h_dkv, b = self.tile_coords(tile, p)
-            pair = b * p.heads_dkv + h_dkv + p.zero_lag
+            head_batch = b * p.heads_dkv + h_dkv + p.zero_lag
             if const_expr(self.wants_dq):
-                if pair < p.heads_dkv * p.batch:
-                    self.zero_part(p, pair, n_block, lane)
+                if head_batch < p.heads_dkv * p.batch:
+                    self.zero_part(p, head_batch, n_block, lane)
             j += 1
             count, tile = self.told(t, rings, j, lane)
 
     @cute.jit
-    def zero_part(self, p, pair: Int32, n_block: Int32, lane: Int32):
-        """Zero the `n_block`-th part of a pair's dQ, 128 words at a time, and count it."""
+    def zero_part(self, p, head_batch: Int32, n_block: Int32, lane: Int32):
+        """Zero the `n_block`-th part of a head's dQ, 128 words at a time, and count it."""
         zeros = cute.make_rmem_tensor(4, Float32)
         zeros.fill(0.0)
         tiles = p.heads_per_cta * p.m_blocks
         pieces = self.tile_m * HEAD_DIM_QK // 128  # of a query tile
         part = cute.ceil_div(tiles * pieces, p.n_blocks)
-        first = Int64(pair) * (tiles * pieces) + n_block * part
+        first = Int64(head_batch) * (tiles * pieces) + n_block * part
         for i in cutlass.range(cutlass.min(part, tiles * pieces - n_block * part), unroll=4):
             words = p.workspace.iterator + cute.assume((first + i) * 128, divby=4)
             cute.autovec_copy(zeros, cute.make_tensor(words, cute.make_layout((4, 32)))[None, lane])
         fence_proxy_global()  # what adds to these words is asynchronous
         cute.arch.sync_warp()
         if lane == 0:
-            counter = self.zeroed(p, pair)
+            counter = self.zeroed(p, head_batch)
             cute.arch.atomic_add(counter, Int32(1), sem="release", scope="gpu")
 
-    def zeroed(self, p, pair):
-        """Counter of the parts of a pair's dQ that are zero."""
-        tile = pair * (p.heads_per_cta * p.m_blocks)
+    def zeroed(self, p, head_batch):
+        """Counter of the parts of a head's dQ that are zero."""
+        tile = head_batch * (p.heads_per_cta * p.m_blocks)
         return cute.recast_ptr(self.counters(p.workspace, p.q_tiles, tile), dtype=Int32)
 
     @cute.jit
-    def wait_zeroed(self, p, pair: Int32, lane: Int32):
-        """Wait until the dQ of a pair is zero: it is that of the first pairs; `n_blocks` KV tiles zero any other."""
-        if (pair >= p.zero_lag) & (lane == 0):
-            counter = self.zeroed(p, pair)
+    def wait_zeroed(self, p, head_batch: Int32, lane: Int32):
+        """Wait until the dQ of a head is zero: it is that of the first heads; `n_blocks` KV tiles zero any other."""
+        if (head_batch >= p.zero_lag) & (lane == 0):
+            counter = self.zeroed(p, head_batch)
             seen = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
             while seen != p.n_blocks:
                 seen = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")

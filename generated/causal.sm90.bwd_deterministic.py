@@ -59,7 +59,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "d62b019e4e8f627ea14e12f667b0a5bbbec5e2d3aa1e3805f3e758955fbf66aa",
-    "body_sha256": "fcf12d0948c4bcdce8b4cdf0c6e9085ddcdc86346575bf4099c34c7b36d08e7e",
+    "body_sha256": "3164f27e0df1ec5a5ab4f9ce9f8ebe99b1279d67e6f655cfae86b706dda744df",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -437,12 +437,12 @@ class AttentionBackward:
         m_blocks = cute.ceil_div(cute.size(mQ, mode=[0]), tile_m)
         n_blocks = cute.ceil_div(cute.size(mK, mode=[0]), self.tile_n)
         q_tiles = m_blocks * cute.size(mQ, mode=[2]) * cute.size(mQ, mode=[3])
-        pairs = cute.size(mdK, mode=[2]) * cute.size(mdK, mode=[3])  # a head of dK and dV with a batch element
-        num_tiles = n_blocks * pairs
-        group_pairs = Int32(1)  # whose KV tiles are handed out together
+        heads = cute.size(mdK, mode=[2]) * cute.size(mdK, mode=[3])  # of dK and dV, over all batch elements
+        num_tiles = n_blocks * heads
+        group_heads = Int32(1)  # whose KV tiles are handed out together
         if const_expr(plan.grouped):  # an even number of groups, or one: what one leaves uneven, the next one fills
-            groups = cute.ceil_div(pairs, cutlass.max(workers // n_blocks, 1))
-            group_pairs = cute.ceil_div(pairs, cutlass.max(groups - groups % 2, 1))
+            groups = cute.ceil_div(heads, cutlass.max(workers // n_blocks, 1))
+            group_heads = cute.ceil_div(heads, cutlass.max(groups - groups % 2, 1))
         name = ATTN_META["kernel_id"]
         prepare, kernel, finish = self.prepare, self.kernel, self.finish
         prepare.set_name_prefix(f"{name}_prepare", remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -457,7 +457,7 @@ class AttentionBackward:
             tma_q, tma_mQ, tma_k, tma_mK, tma_v, tma_mV, tma_do, tma_mdO, tma_dk, tma_mdK, tma_dv, tma_mdV, workspace,
             mma_s, mma_dp, mma_dv, mma_dk, mma_dq, wg_dv, wg_dk,
             layout_q, layout_do, layout_k, layout_v, layout_ds, layout_dv, layout_dk,
-            softmax_scale, m_blocks, n_blocks, group_pairs, q_tiles, num_tiles,
+            softmax_scale, m_blocks, n_blocks, group_heads, q_tiles, num_tiles,
         ).launch(
             grid=[cutlass.min(num_tiles, workers), 1, 1], block=[self.threads, 1, 1],
             stream=stream, min_blocks_per_mp=1, use_pdl=True,
@@ -602,7 +602,7 @@ class AttentionBackward:
         softmax_scale: Float32,
         m_blocks: Int32,
         n_blocks: Int32,
-        group_pairs: Int32,
+        group_heads: Int32,
         q_tiles: Int32,
         num_tiles: Int32,
     ):
@@ -622,7 +622,7 @@ class AttentionBackward:
             heads_per_cta=heads_q // heads_dkv,
             m_blocks=m_blocks,
             n_blocks=n_blocks,
-            group_pairs=group_pairs,
+            group_heads=group_heads,
             q_tiles=q_tiles,
             num_tiles=num_tiles,
             softmax_scale=softmax_scale,
@@ -698,12 +698,12 @@ class AttentionBackward:
 
     def tile_coords(self, tile, p):
         """Tile number -> (n_block, head of dK and dV, batch). Group by group of heads, last keys first."""
-        per_group = p.group_pairs * p.n_blocks
+        per_group = p.group_heads * p.n_blocks
         group = tile // per_group
         rest = tile - group * per_group
-        pairs = cutlass.min(p.group_pairs, p.heads_dkv * p.batch - group * p.group_pairs)
-        place = rest // pairs
-        head_batch = group * p.group_pairs + (rest - place * pairs)
+        heads = cutlass.min(p.group_heads, p.heads_dkv * p.batch - group * p.group_heads)
+        place = rest // heads
+        head_batch = group * p.group_heads + (rest - place * heads)
         batch = head_batch // p.heads_dkv
         return p.n_blocks - 1 - place, head_batch - batch * p.heads_dkv, batch
 

@@ -63,7 +63,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "5a31e5309c94fe1ff6a6a4363a59dfa48706a3e9b0f254f9d409909ca7c8bff2",
-    "body_sha256": "10585b1e377148d0fcd46ee67fb05e6223b9628512b61eddeb35b4f09ca07888",
+    "body_sha256": "5e9bfca3a4691c609198dadbc1520898bf66bb9bd6fb59fc7407513224c4dad7",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -450,13 +450,13 @@ class AttentionBackward:
         m_blocks = cute.ceil_div(cute.size(mQ, mode=[0]), tile_m)
         n_blocks = cute.ceil_div(cute.size(mK, mode=[0]), self.tile_n)
         q_tiles = m_blocks * cute.size(mQ, mode=[2]) * cute.size(mQ, mode=[3])
-        pairs = cute.size(mdK, mode=[2]) * cute.size(mdK, mode=[3])  # a head of dK and dV with a batch element
-        num_tiles = n_blocks * pairs
+        heads = cute.size(mdK, mode=[2]) * cute.size(mdK, mode=[3])  # of dK and dV, over all batch elements
+        num_tiles = n_blocks * heads
         workers = cutlass.max(workers // 2, 1)  # that take KV tiles: clusters of two CTAs
-        group_pairs = Int32(1)  # whose KV tiles are handed out together
+        group_heads = Int32(1)  # whose KV tiles are handed out together
         if const_expr(plan.grouped):  # an even number of groups, or one: what one leaves uneven, the next one fills
-            groups = cute.ceil_div(pairs, cutlass.max(workers // n_blocks, 1))
-            group_pairs = cute.ceil_div(pairs, cutlass.max(groups - groups % 2, 1))
+            groups = cute.ceil_div(heads, cutlass.max(workers // n_blocks, 1))
+            group_heads = cute.ceil_div(heads, cutlass.max(groups - groups % 2, 1))
         name = ATTN_META["kernel_id"]
         prepare, kernel, finish = self.prepare, self.kernel, self.finish
         prepare.set_name_prefix(f"{name}_prepare", remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -471,7 +471,7 @@ class AttentionBackward:
             tma_q, tma_mQ, tma_k, tma_mK, tma_v, tma_mV, tma_do, tma_mdO, tma_dk, tma_mdK, tma_dv, tma_mdV, workspace,
             mma_s, mma_dv, mma_dk, mma_dq,
             layout_q, layout_do, layout_k, layout_v, layout_ds, layout_peer_k, layout_boxes,
-            softmax_scale, m_blocks, n_blocks, group_pairs, q_tiles, num_tiles,
+            softmax_scale, m_blocks, n_blocks, group_heads, q_tiles, num_tiles,
             cap,
             keys,
         ).launch(
@@ -615,7 +615,7 @@ class AttentionBackward:
         softmax_scale: Float32,
         m_blocks: Int32,
         n_blocks: Int32,
-        group_pairs: Int32,
+        group_heads: Int32,
         q_tiles: Int32,
         num_tiles: Int32,
         cap: Float32,
@@ -637,7 +637,7 @@ class AttentionBackward:
             heads_per_cta=heads_q // heads_dkv,
             m_blocks=m_blocks,
             n_blocks=n_blocks,
-            group_pairs=group_pairs,
+            group_heads=group_heads,
             q_tiles=q_tiles,
             num_tiles=num_tiles,
             softmax_scale=softmax_scale,
@@ -718,12 +718,12 @@ class AttentionBackward:
 
     def tile_coords(self, tile, p):
         """Tile number -> (n_block, head of dK and dV, batch). Group by group of heads, first keys first."""
-        per_group = p.group_pairs * p.n_blocks
+        per_group = p.group_heads * p.n_blocks
         group = tile // per_group
         rest = tile - group * per_group
-        pairs = cutlass.min(p.group_pairs, p.heads_dkv * p.batch - group * p.group_pairs)
-        place = rest // pairs
-        head_batch = group * p.group_pairs + (rest - place * pairs)
+        heads = cutlass.min(p.group_heads, p.heads_dkv * p.batch - group * p.group_heads)
+        place = rest // heads
+        head_batch = group * p.group_heads + (rest - place * heads)
         batch = head_batch // p.heads_dkv
         return place, head_batch - batch * p.heads_dkv, batch
 
@@ -733,7 +733,7 @@ class AttentionBackward:
         CTAs of the first wave start together, so they meet at the last query tile. Those of the second start one after
         the other, where short walks ended, so they meet on their way up.
         """
-        per_group = p.group_pairs * p.n_blocks
+        per_group = p.group_heads * p.n_blocks
         ctas, _, _ = cute.arch.grid_dim()
         ctas = ctas // 2  # clusters
         waves = cutlass.max((per_group + ctas // 2) // ctas, 1)  # of a group

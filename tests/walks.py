@@ -220,26 +220,26 @@ def _load(owner: Any, p: Any, tickets: Any, idle: list[int]) -> tuple[list[Any],
 
 
 def _check_zeroes(k: Kernel, owner: Any, p: Any, taken: list[int]) -> None:
-    """All of dQ is zeroed once: of the first pairs by `prepare`, of any other by KV tiles whose numbers are lower."""
+    """All of dQ is zeroed once: of the first heads by `prepare`, of any other by KV tiles whose numbers are lower."""
     cute, zeroed, last = k.names["cute"], [], {}
     counted: list[int] = []
     cute.make_layout, cute.make_tensor = NOTHING, lambda at, _: {(None, 0): at}
     cute.autovec_copy = lambda zeros, at: zeroed.append(int(at))
     cute.make_rmem_tensor = lambda *_: NOTHING
     cute.arch.atomic_add = lambda counter, *_, **__: counted.append(counter)
-    owner.zeroed = lambda p, pair: pair
+    owner.zeroed = lambda p, head_batch: head_batch
     numbers: dict[int, list[int]] = {}
     for item in taken:
         n, h, b = owner.tile_coords(item, p)
-        pair = b * p.heads_dkv + h
-        numbers.setdefault(pair, []).append(item)
-        if pair + p.zero_lag < p.heads_dkv * p.batch:
-            owner.zero_part(p, pair + p.zero_lag, n, 0)
-            last[pair + p.zero_lag] = item
-    tiles_of_pair = p.heads_per_cta * p.m_blocks
-    words = tiles_of_pair * k.plan.compute.tile_m * k.names["HEAD_DIM_QK"]
-    by_prepare = k.launched["prepare"].arguments[7] // tiles_of_pair
+        head_batch = b * p.heads_dkv + h
+        numbers.setdefault(head_batch, []).append(item)
+        if head_batch + p.zero_lag < p.heads_dkv * p.batch:
+            owner.zero_part(p, head_batch + p.zero_lag, n, 0)
+            last[head_batch + p.zero_lag] = item
+    tiles_of_head = p.heads_per_cta * p.m_blocks
+    words = tiles_of_head * k.plan.compute.tile_m * k.names["HEAD_DIM_QK"]
+    by_prepare = k.launched["prepare"].arguments[7] // tiles_of_head
     assert sorted(zeroed) == list(range(by_prepare * words, p.heads_dkv * p.batch * words, 128))
     later = range(by_prepare, p.heads_dkv * p.batch)
-    assert sorted(counted) == sorted(pair for pair in later for _ in range(p.n_blocks))
-    assert all(last[pair] < min(numbers[pair]) for pair in later), "a pair waits for a KV tile that is yet to come"
+    assert sorted(counted) == sorted(x for x in later for _ in range(p.n_blocks))
+    assert all(last[x] < min(numbers[x]) for x in later), "a head waits for a KV tile that is yet to come"

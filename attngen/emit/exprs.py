@@ -30,7 +30,7 @@ dlse do dq dq_tiles dv dz element element_of empty finish frag_do frag_o head he
 layout_do layout_ds lse_at lse_log2 major_a major_b majors mdK mdLSE mdO mdQ mdV mma mma_dk mma_dq mma_dv mma_s n name
 prepare products q_tiles rmem row_0 sD sLSE sP sdO sdQ sdS shift slope smem source steps tma_dk tma_do tma_dv tma_mdK
 tma_mdO tma_mdV v_full walk_full words workspace zeros
-block gD gLSE group_pairs groups keeps last_column last_row pairs passes r_0 total
+block gD gLSE groups keeps last_column last_row pairs passes r_0 total
 COUNTER_WORDS WALK_STAGES counters heads_dkv heads_per_cta layout_dk layout_dv mma_dp wg_dk wg_dv sdK sdV walks
 boxes layout_boxes layout_peer_k rank sPeerK ticket zero_lag zeroed_tiles
 add_parts add_rows items part parts parts_dk parts_dv rest share shares whole_tiles tma_parts_dk tma_parts_dv

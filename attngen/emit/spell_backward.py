@@ -118,7 +118,7 @@ def _counters_note(plan_set: BackwardPlanSet) -> str:
     if plan_set.deterministic:
         return ": KV tiles that have added, by warpgroup; the last of tile 0: handed out"
     if plan_set.plans[0].schedule.zeroes_ahead:
-        return ": zeroed parts of a pair's dQ in its first; the last of tile 0: KV tiles handed out"
+        return ": zeroed parts of a head's dQ in its first; the last of tile 0: KV tiles handed out"
     return "; the last of tile 0 counts KV tiles handed out"
 
 

@@ -146,20 +146,22 @@ class BackwardSchedule(SchedulePlan):
         group, rest = divmod(tile, group_tiles)
         return group * waves + rest * waves // group_tiles
 
-    def zero_lag(self, pairs: int, n_blocks: int, workers: int) -> int:
-        """How many pairs lie between one whose KV tiles zero and the one whose dQ they zero.
+    def zero_lag(self, heads: int, n_blocks: int, workers: int) -> int:
+        """How many heads lie between one whose KV tiles zero and the one whose dQ they zero.
 
-        More than a group, so that all KV tiles of the later pair have higher numbers than those that it waits for; and
+        `heads`: of dK and dV, over all batch elements.
+
+        More than a group, so that all KV tiles of the later head have higher numbers than those that it waits for; and
         so many that CTAs which take KV tiles at the same time seldom wait for one another.
         """
-        return self.group_pairs(pairs, n_blocks, workers) + -(-workers // n_blocks)
+        return self.group_heads(heads, n_blocks, workers) + -(-workers // n_blocks)
 
-    def group_pairs(self, pairs: int, n_blocks: int, workers: int) -> int:
-        """How many (batch element, KV head) pairs a group has; `workers`: SMs. The last one may have fewer."""
+    def group_heads(self, heads: int, n_blocks: int, workers: int) -> int:
+        """How many of them a group has; `workers`: SMs. The last one may have fewer."""
         if not self.grouped:
             return 1
-        groups = -(-pairs // max(1, workers // n_blocks))
-        return -(-pairs // max(1, groups - groups % 2))
+        groups = -(-heads // max(1, workers // n_blocks))
+        return -(-heads // max(1, groups - groups % 2))
 
 
 class BackwardPlan(Node):

@@ -28,12 +28,12 @@ def launch_order(
     schedule: BackwardSchedule, n_blocks: int, heads_kv: int, batch: int, workers: int
 ) -> Iterator[tuple[int, int, int]]:
     """(batch element, KV head, n_block) of KV tiles in the order in which they are handed out to `workers` SMs."""
-    pairs = [(b, h_kv) for b in range(batch) for h_kv in range(heads_kv)]
-    size = schedule.group_pairs(len(pairs), n_blocks, workers)
+    heads = [(b, h_kv) for b in range(batch) for h_kv in range(heads_kv)]
+    size = schedule.group_heads(len(heads), n_blocks, workers)
     order = range(n_blocks) if schedule.kv_order == "ascending" else range(n_blocks - 1, -1, -1)
-    for start in range(0, len(pairs), size):
+    for start in range(0, len(heads), size):
         for n in order:
-            for b, h_kv in pairs[start : start + size]:
+            for b, h_kv in heads[start : start + size]:
                 yield b, h_kv, n
 
 
@@ -51,8 +51,8 @@ class Walk:
     def kv_tiles(self, workers: int) -> Iterator[tuple[int, list[Step]]]:
         """KV head and steps of each KV tile, in the order of launch on `workers` SMs."""
         workers = max(workers // self.plan.compute.cluster, 1)  # CTAs, or clusters of them, that take KV tiles
-        schedule, pairs = self.plan.schedule, self.heads_kv * self.batch
-        ctas, group = min(self.n_blocks * pairs, workers), schedule.group_pairs(pairs, self.n_blocks, workers)
+        schedule, heads = self.plan.schedule, self.heads_kv * self.batch
+        ctas, group = min(self.n_blocks * heads, workers), schedule.group_heads(heads, self.n_blocks, workers)
         for tile, (b, h_kv, n) in enumerate(launch_order(schedule, self.n_blocks, self.heads_kv, self.batch, workers)):
             even = schedule.wave(tile, group * self.n_blocks, ctas) % 2 == 0
             yield h_kv, self.steps_of(b, h_kv, n, descends=even)

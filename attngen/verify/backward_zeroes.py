@@ -8,20 +8,20 @@ from collections.abc import Iterator, Mapping
 from attngen.ir.backward import BackwardPlanSet
 from attngen.verify.ledger import said_faults
 
-#: Method -> name -> the values that it is given: `BackwardSchedule.zero_lag`, and the pairs that it separates.
+#: Method -> name -> the values that it is given: `BackwardSchedule.zero_lag`, and the heads that it separates.
 _ZEROES = {
     "__call__": {
-        "zero_lag": "group_pairs + cute.ceil_div(workers, n_blocks)",
-        "zeroed_tiles": "cutlass.min(zero_lag, pairs) * (q_tiles // pairs)",
+        "zero_lag": "group_heads + cute.ceil_div(workers, n_blocks)",
+        "zeroed_tiles": "cutlass.min(zero_lag, heads) * (q_tiles // heads)",
     },
-    "zero_ahead": {"pair": "b * p.heads_dkv + h_dkv + p.zero_lag"},
+    "zero_ahead": {"head_batch": "b * p.heads_dkv + h_dkv + p.zero_lag"},
     "zero_part": {"part": "cute.ceil_div(tiles * pieces, p.n_blocks)"},
 }
 #: Method -> the conditions that decide who zeroes and who waits.
 _CONDITIONS = {
     "prepare": "tile < zeroed_tiles",
-    "zero_ahead": "pair < p.heads_dkv * p.batch",
-    "wait_zeroed": "(pair >= p.zero_lag) & (lane == 0)",
+    "zero_ahead": "head_batch < p.heads_dkv * p.batch",
+    "wait_zeroed": "(head_batch >= p.zero_lag) & (lane == 0)",
 }
 
 

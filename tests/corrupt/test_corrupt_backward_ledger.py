@@ -38,13 +38,13 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
         f"{M}.kernel: `rings.walk.empty init warps + self.warpgroups + 1` stands 0 times",
     ),
     "lag too short": (
-        "plain", "zero_lag = group_pairs + cute.ceil_div(workers, n_blocks)",
+        "plain", "zero_lag = group_heads + cute.ceil_div(workers, n_blocks)",
         "zero_lag = cute.ceil_div(workers, n_blocks)",
-        "__call__: zero_lag is cute.ceil_div(workers, n_blocks), the plan says group_pairs",
+        "__call__: zero_lag is cute.ceil_div(workers, n_blocks), the plan says group_heads",
     ),
-    "waits for the wrong pairs": (
-        "plain", "if (pair >= p.zero_lag) & (lane == 0):", "if (pair > p.zero_lag) & (lane == 0):",
-        "wait_zeroed: `if (pair >= p.zero_lag) & (lane == 0)` stands 0 times",
+    "waits for the wrong heads": (
+        "plain", "if (head_batch >= p.zero_lag) & (lane == 0):", "if (head_batch > p.zero_lag) & (lane == 0):",
+        "wait_zeroed: `if (head_batch >= p.zero_lag) & (lane == 0)` stands 0 times",
     ),
     "no wait for the zeros": (
         "plain", "self.wait_zeroed(p, b * p.heads_dkv + h_dkv, lane)", "pass",

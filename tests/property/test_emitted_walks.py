@@ -129,7 +129,7 @@ PLANTED = {
         "full", FEW, 132, "count * cutlass.min(share + 1, busy) // busy", "count * (share + 2) // busy"
     ),
     "zeros come from later KV tiles": (
-        "causal", Shape(1, 6, 6, 90, 300), 9, "group_pairs + cute.ceil_div(workers, n_blocks)", "Int32(1)"
+        "causal", Shape(1, 6, 6, 90, 300), 9, "group_heads + cute.ceil_div(workers, n_blocks)", "Int32(1)"
     ),
     "turns go against the tickets": (
         "window in turns", Shape(1, 1, 1, 130, 300), 3, "return n_max - 1 - n_block, ", "return n_block - n_min, "

@@ -104,13 +104,13 @@ def test_serpentine_walks() -> None:
     ],
     ids=["64", "grouped heads", "128"],
 )
-def test_zeroes_of_later_pairs(d: int, clauses: str, shape: Shape, workers: int) -> None:
-    """More pairs than `prepare` zeroes: the workspace is NaN, so sums over words that nobody has zeroed show."""
+def test_zeroes_of_later_heads(d: int, clauses: str, shape: Shape, workers: int) -> None:
+    """More heads than `prepare` zeroes: the workspace is NaN, so sums over words that nobody has zeroed show."""
     spec = written(d, 0, clauses)
     made = kernels(spec)
-    n_blocks, pairs = -(-shape.seqlen_kv // made.meta["plans"][0]["tile_n"]), shape.batch * shape.heads_kv
+    n_blocks, heads = -(-shape.seqlen_kv // made.meta["plans"][0]["tile_n"]), shape.batch * shape.heads_kv
     schedule = made.plans.plans[0].schedule
-    assert schedule.zeroes_ahead and schedule.zero_lag(pairs, n_blocks, workers) < pairs
+    assert schedule.zeroes_ahead and schedule.zero_lag(heads, n_blocks, workers) < heads
     verify(made, call(spec, shape), seeds=(0, 1), sms=workers, workers=workers)
 
 

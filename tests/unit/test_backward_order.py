@@ -70,7 +70,7 @@ def test_makespan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pairs", "n_blocks", "workers", "expected"),
+    ("heads", "n_blocks", "workers", "expected"),
     [
         (16, 32, 132, 4),
         (128, 32, 132, 4),
@@ -83,14 +83,14 @@ def test_makespan() -> None:
         (5, 7, 0, 2),  # no number of SMs: as if one
     ],
 )
-def test_groups_of_heads(pairs: int, n_blocks: int, workers: int, expected: int) -> None:
+def test_groups_of_heads(heads: int, n_blocks: int, workers: int, expected: int) -> None:
     schedule = planned("").plans[0].schedule
-    assert schedule.replace(grouped=True).group_pairs(pairs, n_blocks, workers) == expected
-    assert schedule.replace(grouped=False).group_pairs(pairs, n_blocks, workers) == 1
+    assert schedule.replace(grouped=True).group_heads(heads, n_blocks, workers) == expected
+    assert schedule.replace(grouped=False).group_heads(heads, n_blocks, workers) == 1
 
 
 @given(st.booleans(), st.booleans(), *(st.integers(1, n) for n in (5, 7, 12, 40)))
-def test_a_pair_is_zeroed_by_tiles_of_lower_numbers(
+def test_a_head_is_zeroed_by_tiles_of_lower_numbers(
     grouped: bool, descends: bool, heads: int, batch: int, n_blocks: int, workers: int
 ) -> None:
     """So nothing deadlocks however few CTAs run; heads that come one by one are not even waited for."""
@@ -101,9 +101,9 @@ def test_a_pair_is_zeroed_by_tiles_of_lower_numbers(
     for number, (b, h, _) in enumerate(launch_order(schedule, n_blocks, heads, batch, workers)):
         numbers.setdefault(b * heads + h, []).append(number)
     lag = schedule.zero_lag(heads * batch, n_blocks, workers)
-    for pair in range(lag, heads * batch):
-        assert len(numbers[pair - lag]) == n_blocks
-        assert max(numbers[pair - lag]) + (0 if grouped else workers) < min(numbers[pair])
+    for head in range(lag, heads * batch):
+        assert len(numbers[head - lag]) == n_blocks
+        assert max(numbers[head - lag]) + (0 if grouped else workers) < min(numbers[head])
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,9 @@ def test_shares_cover_every_walk_once(kv_tiles: int, workers: int, steps: int, c
         first, end = text["steps_of"](None, p, item, count)
         taken.setdefault(text["tile_of"](None, p, item), []).extend(range(first, end))
     assert taken == {tile: list(range(count)) for tile in range(kv_tiles)}
-    pairs = -(-kv_tiles // n_blocks)
-    lag = schedule.zero_lag(pairs, n_blocks, workers)
-    assert all(tile // n_blocks + lag >= pairs for tile in range(whole, kv_tiles)), "a shared tile would zero twice"
+    heads = -(-kv_tiles // n_blocks)
+    lag = schedule.zero_lag(heads, n_blocks, workers)
+    assert all(tile // n_blocks + lag >= heads for tile in range(whole, kv_tiles)), "a shared tile would zero twice"
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -171,7 +171,7 @@ def test_the_text_launches_what_the_plan_says(deterministic: bool, heads_kv: int
     schedule = schedule.replace(grouped=True)
     p = SimpleNamespace(
         n_blocks=n_blocks, heads_dkv=heads_kv, batch=batch,
-        group_pairs=schedule.group_pairs(heads_kv * batch, n_blocks, workers), whole_tiles=10**6,
+        group_heads=schedule.group_heads(heads_kv * batch, n_blocks, workers), whole_tiles=10**6,
     )  # fmt: skip
     coords = methods(plans, "tile_coords")["tile_coords"]
     found = [coords(None, tile, p) for tile in range(n_blocks * heads_kv * batch)]
@@ -212,7 +212,7 @@ def test_waves(group_tiles: int, ctas: int, expected: list[int]) -> None:
     assert [schedule.wave(tile, group_tiles, ctas) for tile in range(len(expected))] == expected
     found = methods(plans, "descends", grid=ctas)["descends"]
     for heads in (1, 4):
-        p = SimpleNamespace(group_pairs=1, n_blocks=group_tiles, heads_per_cta=heads)
+        p = SimpleNamespace(group_heads=1, n_blocks=group_tiles, heads_per_cta=heads)
         assert [found(None, tile, p) for tile in range(len(expected))] == [
             heads > 1 and wave % 2 == 0 for wave in expected
         ]
@@ -236,7 +236,7 @@ def test_turns_follow_the_order_of_launch_in_the_text(clauses: str, seqlen_q: in
     m_blocks, n_blocks = -(-seqlen_q // c.tile_m), -(-seqlen_kv // c.tile_n)
     p = SimpleNamespace(
         seqlen_q=seqlen_q, seqlen_kv=seqlen_kv, heads_q=1, heads_kv=1, heads_dkv=1, batch=1, qhead_per_kvhead=1,
-        m_blocks=m_blocks, n_blocks=n_blocks, group_pairs=1,
+        m_blocks=m_blocks, n_blocks=n_blocks, group_heads=1,
     )  # fmt: skip
     found = methods(plans, "tile_coords", "turn", "hull", "live_tiles", "kv_tiles")
     kernel = SimpleNamespace(tile_m=c.tile_m, tile_n=c.tile_n)
