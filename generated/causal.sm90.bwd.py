@@ -59,7 +59,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "77aa443f2ba40026d5ae10e9108b0ce9e65dbf91987f7e902b75f75f47409910",
-    "body_sha256": "ce4060205b1208ecfdad0fbea50df9807e02f9f854c89a277e7b9aaa45459ce5",
+    "body_sha256": "e1f90d0eb1f457df3cd4c616d1f05a0259bc391bd0ec06151c8e30acadca17af",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -1109,6 +1109,8 @@ class AttentionBackward:
             gemm(t.mma_dv, w.acc_dv, as_operand_a(frag_p), w.frag_do_t[None, None, None, do_stage], True)
         if self.wants_dq:
             publish(rings.ds.full + ds_stage, w.lane)
+        else:
+            cute.arch.sync_warp()  # lane 0 arrives for all: they have read LSE, D, and which step this is
         alone = first or not self.wants_dq  # no dQ of the step before comes after it
         if self.wants_dk and (alone or self.plan.drains):
             gemm(t.mma_dk, w.acc_dk, as_operand_a(frag_ds), w.frag_q_t[None, None, None, q_stage], True)

@@ -59,7 +59,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "d62b019e4e8f627ea14e12f667b0a5bbbec5e2d3aa1e3805f3e758955fbf66aa",
-    "body_sha256": "3164f27e0df1ec5a5ab4f9ce9f8ebe99b1279d67e6f655cfae86b706dda744df",
+    "body_sha256": "1a48fa98b271a8e8ef6e958ad3a4f5e093b89f0de023694fba2975d5244aff7b",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -1056,6 +1056,8 @@ class AttentionBackward:
             gemm(t.mma_dv, w.acc_dv, as_operand_a(frag_p), w.frag_do_t[None, None, None, do_stage], True)
         if self.wants_dq:
             publish(rings.ds.full + ds_stage, w.lane)
+        else:
+            cute.arch.sync_warp()  # lane 0 arrives for all: they have read LSE, D, and which step this is
         alone = first or not self.wants_dq  # no dQ of the step before comes after it
         if self.wants_dk and (alone or self.plan.drains):
             gemm(t.mma_dk, w.acc_dk, as_operand_a(frag_ds), w.frag_q_t[None, None, None, q_stage], True)

@@ -57,13 +57,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "gemma2_local_bwd_sm_90_64610bd7",
+    "kernel_id": "gemma2_local_bwd_sm_90_a7c224fa",
     "name": "gemma2_local",
     "direction": "backward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "5a31e5309c94fe1ff6a6a4363a59dfa48706a3e9b0f254f9d409909ca7c8bff2",
-    "body_sha256": "5e9bfca3a4691c609198dadbc1520898bf66bb9bd6fb59fc7407513224c4dad7",
+    "body_sha256": "386f2533e8bcd53bad2ae62e65d06dd544fc9afb1e6884e62ce0ded1212c54dc",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -121,8 +121,8 @@ ROW_THREADS = 256  # of a CTA of `prepare` and `finish`
 COUNTER_WORDS = 8  # of a query tile; the last of tile 0 counts KV tiles handed out
 
 # schedule: named barriers; 0 is the whole CTA's.
-BARRIER_STORE = 1  # K and V are dead, dK and dV are written in their place
-BARRIER_OWN = 2  # + warpgroup: its dV or dK is in shared memory
+BARRIER_STORE = 1  # + warpgroup: K and V are dead to the other one, and its dV or dK is written in their place
+BARRIER_OWN = 3  # + warpgroup: its dV or dK is in shared memory
 
 
 # ---- compute, memory, schedule: the tile plans ---------------------------------------------------------------------
@@ -1028,7 +1028,9 @@ class AttentionBackward:
         if const_expr(self.wants_dq):
             self.start_dq(w, rings, first + count - 1)
             self.add_dq(w, first + count - 1, before, behind=0)
-        cute.arch.barrier(barrier_id=BARRIER_STORE, number_of_threads=256)  # both have read K and V for the last time
+        # Both have read K and V for the last time; each waits for the other at a barrier of its own.
+        cute.arch.barrier_arrive(barrier_id=BARRIER_STORE + (w.wg ^ 1), number_of_threads=256)
+        cute.arch.barrier(barrier_id=BARRIER_STORE + w.wg, number_of_threads=256)
         if const_expr(self.wants_dq and w.wg == 1):
             arrive_if(rings.peer_k.empty, (w.warp_in_wg == 0) & (w.lane == 0))
         if const_expr(w.wg == 0):
@@ -1060,7 +1062,8 @@ class AttentionBackward:
             words = cute.recast_tensor(w.frag_ps, Int32)
             quads = cute.make_tensor(words.iterator, cute.make_layout((4, self.tile_m // 16)))
             cute.autovec_copy(quads, w.sP[None, None, i % P_STAGES])
-            cute.arch.sync_warp()
+        cute.arch.sync_warp()  # lane 0 arrives for all: they have read LSE and written P
+        if self.wants_ds:
             arrive_if(rings.p.full + i % P_STAGES, w.lane == 0)
         arrive_if(rings.q.empty + q_stage, w.lane == 0)
         if has_dq:
@@ -1100,6 +1103,8 @@ class AttentionBackward:
             publish(rings.ds.full + ds_stage, w.lane)
             place = ds_stage * (8 * w.ds_words)
             send(w.ds_to + place, w.ds_from + place, w.ds_words * 4, w.ds_full + ds_stage, w.lane == 0)
+        else:
+            cute.arch.sync_warp()  # lane 0 arrives for all: they have read D, and which step this is
         arrive_if(rings.do.empty + do_stage, w.lane == 0)
         if has_dq:
             self.start_dq(w, rings, i - 1)

@@ -63,7 +63,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "ab7efb4d26c195b234ba98ec0eadc128a46ebfb856443c937fadc10ba0da8463",
-    "body_sha256": "20798911c2db305f470720b91c8abba3f483fbb59d8201ff87454990eba30c0f",
+    "body_sha256": "09759e3d5556390206ea46de03e24b0f69b2509656d9a287fbb138a8af442bd3",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -1228,6 +1228,8 @@ class AttentionBackward:
             gemm(t.mma_dv, w.acc_dv, as_operand_a(frag_p), w.frag_do_t[None, None, None, do_stage], True)
         if self.wants_dq:
             publish(rings.ds.full + ds_stage, w.lane)
+        else:
+            cute.arch.sync_warp()  # lane 0 arrives for all: they have read LSE, D, and which step this is
         alone = first or not self.wants_dq  # no dQ of the step before comes after it
         if self.wants_dk and (alone or self.plan.drains):
             gemm(t.mma_dk, w.acc_dk, as_operand_a(frag_ds), w.frag_q_t[None, None, None, q_stage], True)

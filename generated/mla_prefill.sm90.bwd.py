@@ -60,7 +60,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "e996f4ec5030b41c0a073655fe574025f7d7e53f5a6b5aaad2cae4856250813e",
-    "body_sha256": "339c0d7df17e50f895b34b229a3a886103c2775ae81cc55a6c9134cf3d3615ca",
+    "body_sha256": "0e0dfaff85046135c0ab9edd490831890ff315f17107702ebb7e018ef71d114e",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -1116,6 +1116,8 @@ class AttentionBackward:
             gemm(t.mma_dv, w.acc_dv, as_operand_a(frag_p), w.frag_do_t[None, None, None, do_stage], True)
         if self.wants_dq:
             publish(rings.ds.full + ds_stage, w.lane)
+        else:
+            cute.arch.sync_warp()  # lane 0 arrives for all: they have read LSE, D, and which step this is
         alone = first or not self.wants_dq  # no dQ of the step before comes after it
         if self.wants_dk and (alone or self.plan.drains):
             gemm(t.mma_dk, w.acc_dk, as_operand_a(frag_ds), w.frag_q_t[None, None, None, q_stage], True)

@@ -62,7 +62,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0903924f07108d85fb9619611fb53d9f68161226a764665a96de6a84560fea71",
-    "body_sha256": "8976d8311b06b7dfaa2f048159d286da54043a490c508eb374cb410097ee28cd",
+    "body_sha256": "90449e1fd73a954199ba32ccec927b544246180d7f132cc7ef8d28f3bac4c5ef",
     "layout": "varlen",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -1170,6 +1170,8 @@ class AttentionBackward:
             gemm(t.mma_dv, w.acc_dv, as_operand_a(frag_p), w.frag_do_t[None, None, None, do_stage], True)
         if self.wants_dq:
             publish(rings.ds.full + ds_stage, w.lane)
+        else:
+            cute.arch.sync_warp()  # lane 0 arrives for all: they have read LSE, D, and which step this is
         alone = first or not self.wants_dq  # no dQ of the step before comes after it
         if self.wants_dk and (alone or self.plan.drains):
             gemm(t.mma_dk, w.acc_dk, as_operand_a(frag_ds), w.frag_q_t[None, None, None, q_stage], True)

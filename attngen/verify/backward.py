@@ -172,8 +172,8 @@ def _ledger(plan: BackwardPlan) -> Iterator[Check]:
             yield p.stage_bytes == announced, f"schedule: {p.name} announces {p.stage_bytes} bytes, {announced} land"
     named = {b.id: b.threads for b in plan.schedule.named_barriers}
     yield len(named) == len(plan.schedule.named_barriers), "schedule: two named barriers share a number"
-    own = {2 + w: 128 for w in range(n)} if splits else {0: 128 * (n + 1)}  # two CTAs meet as a cluster
-    meet = {1: 128 * n, **own}
+    own = {3 + w: 128 for w in range(n)} if splits else {0: 128 * (n + 1)}  # two CTAs meet as a cluster
+    meet = {1 + w: 128 * n for w in range(n if splits else 1)} | own
     deterministic = any(b.name.startswith("turn") for b in plan.schedule.named_barriers)
-    turns = {4 + w: 128 for w in range(n)} if splits and deterministic else {}
+    turns = {5 + w: 128 for w in range(n)} if splits and deterministic else {}
     yield named == meet | turns, f"schedule: named barriers {named}, the roles meet at {meet | turns}"

@@ -210,7 +210,7 @@ def _own_keys(deterministic: bool) -> Events:
         "front": _count(
             "wait_for_first", "rings.q wait", "wgmma fence", "rings.do wait", "wgmma wait 1", "wgmma wait 0",
             "wgmma wait 0", "let_second_start", "rings.ds wait_free", "wgmma fence", "rings.ds.full publish",
-            "wgmma wait 0", *_release("do", "q"),
+            "warp sync", "wgmma wait 0", *_release("do", "q"),
         ),
         "wait_for_first": _count("BARRIER_STAGGER sync 256"),
         "let_second_start": _count("BARRIER_STAGGER arrive 256"),
@@ -254,8 +254,8 @@ def _split_operands(deterministic: bool) -> Events:
     drain = ("wgmma wait 0", *_release("do", "q"))
     methods: Events = {
         "take_tile": _count(
-            "rings.k wait", "rings.v wait", "rings.peer_k wait", "BARRIER_STORE sync 256",
-            *_release("v", "k", "peer_k"),
+            "rings.k wait", "rings.v wait", "rings.peer_k wait", "BARRIER_STORE arrive 256",
+            "BARRIER_STORE sync 256", *_release("v", "k", "peer_k"),
         ),
         "state": _count("rings.ds.empty mapped to lane % 2"),
         "state_dk": _count("words mapped to t.rank ^ 1", "rings.ds.full mapped to t.rank ^ 1"),
@@ -273,7 +273,8 @@ def _split_operands(deterministic: bool) -> Events:
         ),
         "step_dk": _count(
             "rings.q wait", "rings.do wait", "wgmma fence", "rings.p wait", "warp sync", "rings.p.empty arrive",
-            "wgmma wait 0", "rings.ds wait_free", "rings.ds.full publish", "w.ds_full send", "wgmma fence", *drain,
+            "wgmma wait 0", "rings.ds wait_free", "rings.ds.full publish", "w.ds_full send", "warp sync",
+            "wgmma fence", *drain,
         ),
         "start_dq": _count("rings.ds wait", "wgmma fence"),
         "add_dq": _count("wgmma wait int(behind)", "w.ds_empty arrive in cluster"),

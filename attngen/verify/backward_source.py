@@ -26,7 +26,7 @@ CLASS = "AttentionBackward"
 _ELEMENT = {DType.BF16: "cutlass.BFloat16", DType.FP16: "cutlass.Float16"}
 #: Constant -> the named barrier of the plan whose number it is.
 _BARRIERS = {
-    "BARRIER_STORE": "store",
+    "BARRIER_STORE": "store of warpgroup 0",
     "BARRIER_STAGGER": "stagger",
     "BARRIER_OWN": "own sum of warpgroup 0",
     "BARRIER_TURN": "turn of warpgroup 0",

@@ -280,7 +280,7 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
         f"{M}.stage_sum: `rings.dq_full publish` stands 0 times",
     ),
     "K read while overwritten": (
-        "wide", "        cute.arch.barrier(barrier_id=BARRIER_STORE, number_of_threads=256)", "        pass",
+        "wide", "        cute.arch.barrier(barrier_id=BARRIER_STORE + w.wg, number_of_threads=256)", "        pass",
         f"{M}.take_tile: `BARRIER_STORE sync 256` stands 0 times",
     ),
     "V given back by the other": (

@@ -164,12 +164,13 @@ CORRUPTIONS: dict[str, tuple[str, Corrupt, str]] = {
         "schedule: named barriers {0: 384, 1: 128",
     ),
     "barrier threads split": (
-        "wide", item("schedule", "named_barriers", "store", threads=128), "schedule: named barriers {1: 128",
+        "wide", item("schedule", "named_barriers", "store of warpgroup 0", threads=128),
+        "schedule: named barriers {1: 128",
     ),
     "barrier lost": ("plain", drop("schedule", "named_barriers"), "schedule: named barriers {0: 384}"),
     "turn lost": ("turns", drop("schedule", "named_barriers"), "the roles meet at"),
     "own sum": (
-        "wide", item("schedule", "named_barriers", "own sum of warpgroup 1", threads=256), "3: 256}, the roles meet at",
+        "wide", item("schedule", "named_barriers", "own sum of warpgroup 1", threads=256), "4: 256}, the roles meet at",
     ),
 }  # fmt: skip
 

@@ -43,10 +43,10 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
     ),
     "finish not launched": ("plain", "finish(workspace, mdQ", "prepare(workspace, mdQ", "(1, 1, 1)), ('prepare'"),
     # numbers and names
-    "barrier number": ("wide", "BARRIER_STORE = 1", "BARRIER_STORE = 3", "BARRIER_STORE is 3, the plan says 1"),
+    "barrier number": ("wide", "BARRIER_STORE = 1", "BARRIER_STORE = 7", "BARRIER_STORE is 7, the plan says 1"),
     "stagger number": ("plain", "BARRIER_STAGGER = 1", "BARRIER_STAGGER = 2", "BARRIER_STAGGER is 2, the plan says 1"),
-    "own number": ("wide", "BARRIER_OWN = 2", "BARRIER_OWN = 4", "BARRIER_OWN is 4, the plan says 2"),
-    "turn number": ("wide_turns", "BARRIER_TURN = 4", "BARRIER_TURN = 2", "BARRIER_TURN is 2, the plan says 4"),
+    "own number": ("wide", "BARRIER_OWN = 3", "BARRIER_OWN = 4", "BARRIER_OWN is 4, the plan says 3"),
+    "turn number": ("wide_turns", "BARRIER_TURN = 5", "BARRIER_TURN = 2", "BARRIER_TURN is 2, the plan says 5"),
     "barrier of another kind": (
         "plain", "BARRIER_STAGGER = 1", "BARRIER_TURN = 4\nBARRIER_STAGGER = 1",
         "BARRIER_TURN is defined, the plan has no",

@@ -24,6 +24,7 @@ ANY = ""
 V_FREED, K_FREED, DV_STAGED = 3, 4, 12
 DS_FREED, DS_THERE, SLOT_FREED, TOLD = 30, 31, 35, 37
 ONE_LANE = r"@%p\d+ mbarrier\.arrive"
+IN_FRONT = -6  # of the warps' meetings: where dS of a step is there, in the loop
 TOLD_READ, DS_WRITTEN, V_READ, K_READ = 10, 11, 19, 22
 FENCE, COMMIT, WAIT = r"wgmma\.fence", r"wgmma\.commit_group", r"wgmma\.wait_group"
 
@@ -123,6 +124,11 @@ PLANTED = (
     fault("mailbox-not-free", F, "race, generic",
           "writes the next tile's number while some warp has yet to read the last", "race, deadlock",
           skip_wait(TOLD_EMPTY)),
+    fault("mailbox-read-by-one-lane", F, "race, lanes",
+          "lane 0 says that its warp has read the next tile's number, and has not met the others", "race",
+          drop(r"bar\.warp\.sync", -1)),
+    fault("ds-of-one-lane", B, "race, lanes", "lane 0 says that its warp's dS is there, and has not met the others",
+          "race", drop(r"bar\.warp\.sync", IN_FRONT, MAIN)),
     fault("ds-no-proxy-fence", B, "missing proxy fence", "dS is written and read by a GEMM without a fence",
           "missing-proxy-fence", drop(r"fence\.proxy\.async\.shared", 1, MAIN)),
     fault("dq-no-proxy-fence", B, "missing proxy fence", "dQ is written and added up by a bulk copy without a fence",

@@ -306,6 +306,79 @@ def test_a_warpgroup_has_seen_what_all_its_warps_have() -> None:
     assert len(w.faults) == 1
 
 
+def lanes(*active: int) -> np.ndarray:
+    return np.isin(np.arange(32), active)
+
+
+@pytest.mark.parametrize("how", ["write", "read"])
+def test_a_lane_that_arrives_alone_speaks_for_itself(how: str) -> None:
+    """What other lanes wrote or read is released by one lane only once the warp has met."""
+    w = World()
+    a, b, *_ = w.warps
+    for pc, met in ((1, False), (2, True)):
+        at = slice(8 * pc, 8 * pc + 8)
+        w.write(a, 10, at)
+        w.sync(a, b)
+        getattr(w, how)(a, 20 + pc, at)
+        if met:
+            w.h.meet(a)
+        a.lanes = lanes(0)
+        w.sync(a, b)
+        a.lanes = None
+        w.write(b, 30 + pc, at)
+    assert w.faults == [("race", "31", "21")]
+
+
+def test_what_a_lane_did_itself_it_releases_alone() -> None:
+    """Also where others did something else before, which it does not release."""
+    w = World()
+    a, b, *_ = w.warps
+    w.write(a, 1, slice(0, 4))
+    a.lanes = lanes(5)
+    w.write(a, 2, slice(4, 8))
+    w.sync(a, b)
+    w.read(b, 3, slice(4, 8))
+    assert w.faults == []
+    w.read(b, 4, slice(0, 4))
+    assert w.faults == [("race", "4", "1")]
+    a.lanes = lanes(6)
+    w.sync(a, b)
+    w.write(a, 5, slice(8, 12))
+    a.lanes = lanes(5, 6, 7)
+    w.sync(a, b)
+    w.read(b, 6, slice(8, 12))
+    assert len(w.faults) == 1
+
+
+def test_a_reader_among_all_lanes_is_not_implied_by_one_lane() -> None:
+    """Lane 0 reads what all lanes have read, and arrives: the others' reads are still open."""
+    w = World()
+    a, b, *_ = w.warps
+    w.write(a, 1)
+    w.sync(a, b)
+    w.read(b, 2)
+    b.lanes = lanes(0)
+    w.read(b, 3)
+    w.sync(b, a)
+    w.write(a, 4)
+    assert w.faults == [("race", "4", "2")]
+
+
+def test_a_copy_that_one_lane_issues_reads_what_the_warp_wrote() -> None:
+    w = World()
+    a, *_ = w.warps
+    w.write(a, 1)
+    w.h.fence_proxy_async(a)
+    a.lanes = lanes(0)
+    w.read(w.h.fork(a, None), 2, mode=ASYNC)
+    assert w.faults == [("race", "2", "1")]
+    a.lanes = None
+    w.h.meet(a)
+    a.lanes = lanes(0)
+    w.read(w.h.fork(a, None), 3, mode=ASYNC)
+    assert len(w.faults) == 1
+
+
 def test_capacity_grows_under_old_clocks() -> None:
     w = World()
     a, b, *_ = w.warps

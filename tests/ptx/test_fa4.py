@@ -26,6 +26,8 @@ FINDINGS = {
     "forward": [
         # Persistent loops of sm_100a end with stages acquired, or expected, that no one fills any more.
         ("barrier-unfinished", ""),
+        # Lanes read which tile is next, and one gives the place back for all, without a bar.warp.sync between.
+        ("race", "tile_scheduler.py:115"),
     ],
     "backward": [
         # sm_100a: the last store (or sum) of dK and dV is not waited for: the CTA may end while it reads shared memory.

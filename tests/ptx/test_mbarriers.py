@@ -53,7 +53,7 @@ mul.wide.u32 %rd6, %r3, 8;
 add.s64 %rd5, %rd5, %rd6;
 st.global.v2.b32 [%rd5], {{%r13, %r14}};
 setp.eq.u32 %p5, %r3, 0;
-bar.warp.sync -1;
+{meet}
 {release}
 add.u32 %r5, %r5, 1;
 setp.lt.u32 %p4, %r5, 6;
@@ -67,6 +67,7 @@ RING_PARTS = {
     "wait_empty": "E: mbarrier.try_wait.parity.shared.b64 %p3, [%r8+16], %r10; @!%p3 bra E;",
     "wait_full": "F: mbarrier.try_wait.parity.shared.b64 %p3, [%r8], %r9; @!%p3 bra F;",
     "expect": "256",
+    "meet": "bar.warp.sync -1;",
     "release": "@%p5 mbarrier.arrive.shared.b64 _, [%r8+16];",
 }
 
@@ -99,6 +100,19 @@ def test_ring_without_a_wait_on_empty() -> None:
     got = [k.run(src, dst, seed=s).kinds() for s in range(30)]
     assert all(g & {"race", "barrier-over-arrival", "barrier-transaction"} for g in got)
     assert any("race" in g for g in got)
+
+
+def test_ring_that_one_lane_gives_back_for_all() -> None:
+    """Lane 0 says that a stage is read: it cannot know that of lanes it has not met, whatever the schedule."""
+    found(ring(meet=""), "race", *data(), every=True)
+    clean(  # nor need it: here each lane speaks for itself
+        ring(
+            meet="",
+            release=RING_PARTS["release"].removeprefix("@%p5 "),
+            init=RING_PARTS["init"].replace("[%r4+16], 1", "[%r4+16], 32").replace("[%r4+24], 1", "[%r4+24], 32"),
+        ),
+        *data(),
+    )
 
 
 def test_ring_without_release_deadlocks() -> None:

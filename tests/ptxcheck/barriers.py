@@ -167,7 +167,7 @@ class Barriers:
 
     def _release(self, b: Mbarrier, actor: Actor, relaxed: bool) -> None:
         if actor.home is not self.cta:
-            b.remote[actor.chain] = (actor.epoch, actor.label, actor.site)
+            b.remote[self.history.arrives_on(actor)] = (actor.epoch, actor.label, actor.site)
         if relaxed:
             self.history.release_relaxed(actor, b.current)
         else:

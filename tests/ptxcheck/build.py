@@ -173,7 +173,9 @@ def _guarded(step: Step, k: int, negated: bool) -> Step:
             return None
         if held == ALL_LANES:
             return step(w, FULL)
+        around, w.clock.lanes = w.clock.lanes, p
         r = step(w, p)
+        w.clock.lanes = around
         # Lanes whose guard is false do not wait with the others.
         if (r is CONVERGE or r.__class__ is Block) and held != m.tobytes():
             return Part(r, p)

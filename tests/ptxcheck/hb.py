@@ -3,7 +3,9 @@
 PTX ISA, "Memory Consistency Model" and "Asynchronous Operations / Async proxy".
 
 **Actors** are warps and asynchronous operations (TMA copies, wgmma, tcgen05, cp.async, st.async). The lanes of a warp
-are one actor: races between lanes of one warp are not looked for.
+are one actor: races between lanes of one warp are not looked for. But a lane that arrives alone, or issues a copy
+alone, releases what it did itself; what other lanes did only if the warp has met since (bar.warp.sync, bar.sync,
+barrier.cluster.wait; instructions that only converge a warp order no memory). A fence counts for all lanes.
 
 **Clocks.** Events lie on *chains*: one per warp; one per in-order channel (the wgmmas of a warpgroup, the bulk
 groups of a thread, the tcgen05 work of a CTA pair); and *slots* for operations that complete in any order. A clock is
@@ -18,7 +20,8 @@ Every actor has two clocks:
 **Rules.**
 
 * release (barrier arrive, st/atom/red.release, mbarrier.arrive): the object's clocks join the actor's; then the actor's
-  epoch goes up, so that what it does later is not covered;
+  epoch goes up, so that what it does later is not covered. By some lanes of a warp: what these did, and what all did
+  before the warp last met. For this each lane that works alone has a chain of its own, on the warp's count of epochs;
 * acquire (barrier wait, ld.acquire, a successful mbarrier test): the actor's clocks join the object's;
 * relaxed writes release what the last fence.acq_rel (or membar) covered; relaxed reads acquire at the next such fence;
 * fence.proxy.async: `fenced := seen`. It may be executed by the writer or by any actor that has acquired the writes;
@@ -44,6 +47,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Epochs = NDArray[np.int32]
+Lanes = NDArray[np.bool_]
+ALL_LANES = (1 << 32) - 1
 OWN = np.int32(2**31 - 1)  # a warp has always seen itself
 # How an access is made: through the async proxy; as a strong operation (atomic, volatile, relaxed, acquire, release).
 # In an event also: by an asynchronous operation.
@@ -110,6 +115,10 @@ class Actor:
         "is_async",
         "known",
         "label",
+        "lanes",
+        "lone",
+        "met",
+        "mixed",
         "published",
         "seen",
         "site",
@@ -135,6 +144,10 @@ class Actor:
         self.known: set[int] = set()  # events that were found to lie behind: `seen` only grows
         self.slots: list[int] = []
         self.carries = False  # an operation that releases what it has seen, too
+        self.lanes: Lanes | None = None  # of the warp, that act now; None: all
+        self.lone: dict[int, int] = {}  # chains of what single lanes did
+        self.met = 0  # the epoch when the warp last met
+        self.mixed = 0  # bits of the lanes that acted with others since
 
     def has_seen(self, chain: int, epoch: int) -> bool:
         """Whether event (chain, epoch) lies behind."""
@@ -143,6 +156,15 @@ class Actor:
     def has_fenced(self, chain: int, epoch: int) -> bool:
         """Whether the generic write (chain, epoch) is visible to the async proxy here."""
         return chain < self.fenced.size and bool(self.fenced[chain] >= epoch)
+
+    def acting(self) -> int:
+        """Bits of the lanes that act now."""
+        return ALL_LANES if self.lanes is None else int(np.packbits(self.lanes, bitorder="little").view(np.uint32)[0])
+
+    def implies(self, chain: int, epoch: int) -> bool:
+        """Whether whoever releases what this actor does now releases that event, too."""
+        own = not self.is_async and (chain == self.chain or chain in self.lone.values())
+        return epoch <= self.met if own else self.has_seen(chain, epoch)
 
     @property
     def where(self) -> str:
@@ -166,7 +188,7 @@ class History:
         self._free: list[int] = []
         self.events: list[Event] = [Event(0, 1, 0, "nobody", None), Event(0, 1, 0, "mbarrier", None)]
         self._event_of: dict[tuple[int, int, int, int], int] = {}
-        self.chain_of: Epochs = np.zeros(256, np.int32)
+        self.chain_at: Epochs = np.zeros(256, np.int32)
         self.epoch_of: Epochs = np.zeros(256, np.int32)
         self.fence_of: Epochs = np.zeros(256, np.int32)  # 0 where no proxy fence is called for
         self.epoch_of[:2] = 1
@@ -200,8 +222,11 @@ class History:
 
     def retire(self, actor: Actor) -> None:
         """The actor's CTA has ended: its chains may serve others."""
-        self._free += [actor.chain, *actor.slots] + ([actor.init_chain] if actor.init_chain else [])
-        self._last[actor.chain] = actor.epoch
+        self._free += [actor.chain, *actor.slots, *actor.lone.values()]
+        self._free += [actor.init_chain] if actor.init_chain else []
+        for chain in (actor.chain, *actor.lone.values()):
+            self._last[chain] = actor.epoch
+        actor.lone = {}
         actor.slots = []
 
     def channel(self, label: str) -> Channel:
@@ -230,11 +255,43 @@ class History:
             a, b = self.fit(a), self.fit(b)
         return np.maximum(a, b)
 
-    def _snapshot(self, actor: Actor) -> Epochs:
+    def _snapshot(self, actor: Actor, whole: bool = False) -> Epochs:
+        """The clock of what the actor does now: of the lanes that act, or of the whole warp."""
         s = actor.seen.copy() if actor.seen.size == self.capacity else self.fit(actor.seen)
         if not actor.is_async:
-            s[actor.chain] = actor.epoch
+            lanes = ALL_LANES if whole else actor.acting()
+            s[actor.chain] = actor.met if actor.mixed & ~lanes else actor.epoch
+            for lane, chain in actor.lone.items():
+                s[chain] = actor.epoch if lanes >> lane & 1 else actor.met
         return s
+
+    def _acts_on(self, actor: Actor) -> int:
+        """The chain of an access that the actor makes now: the warp's, or that of the one lane that acts."""
+        if actor.is_async:
+            return actor.chain
+        lanes = actor.acting()
+        if lanes & (lanes - 1):
+            actor.mixed |= lanes
+            return actor.chain
+        return self.arrives_on(actor)
+
+    def arrives_on(self, actor: Actor) -> int:
+        """The chain that tells whether a signal of the actor's has been seen."""
+        lanes = 0 if actor.is_async else actor.acting()
+        if lanes & (lanes - 1) or not lanes:
+            return actor.chain
+        lane = lanes.bit_length() - 1
+        if lane not in actor.lone:
+            chain = actor.lone[lane] = self.chain(f"{actor.label} lane {lane}")
+            actor.epoch = max(actor.epoch, self._last[chain] + 1)  # no one has seen it so far
+            actor.seen = self.fit(actor.seen).copy()
+            actor.seen[chain] = OWN
+        return actor.lone[lane]
+
+    def meet(self, actor: Actor) -> None:
+        """All lanes of the warp have met: what each did before is every lane's to release."""
+        actor.met, actor.mixed = actor.epoch, 0
+        self._tick(actor)
 
     def _tick(self, actor: Actor) -> None:
         actor.epoch += 1
@@ -275,7 +332,8 @@ class History:
         after MMAs that came after the copies they read, and whoever waits for it may overwrite what was copied."""
         op.carries = True
         op.seen = self.fit(op.seen).copy()
-        op.seen[warp.chain] = 0
+        for chain in (warp.chain, *warp.lone.values()):
+            op.seen[chain] = 0
 
     def part(self, op: Actor, warp: Actor) -> Actor:
         """The share of one warp in an operation of several, for accesses that are that warp's alone (same event).
@@ -283,7 +341,8 @@ class History:
         To be taken right after `fork`: the warp's clocks as they are now count.
         """
         seen = self._snapshot(warp)
-        seen[warp.chain] = warp.epoch - 1
+        for chain in (warp.chain, *warp.lone.values()):
+            seen[chain] = min(seen[chain], warp.epoch - 1)
         own = Actor(self, op.label, op.chain, op.epoch, seen, self.fit(warp.fenced), True)
         own.site = op.site
         own.home = op.home
@@ -360,13 +419,13 @@ class History:
             self.acquire(actor, actor.got)
             actor.got = None
         actor.published = self.clock()
-        actor.published.seen = self._snapshot(actor)
+        actor.published.seen = self._snapshot(actor, whole=True)
         actor.published.fenced = actor.fenced
         self._tick(actor)
 
     def fence_proxy_async(self, actor: Actor) -> None:
         """fence.proxy.async: generic writes seen so far become visible to the async proxy."""
-        actor.fenced = self._snapshot(actor)
+        actor.fenced = self._snapshot(actor, whole=True)
         self._tick(actor)
 
     def init(self, actor: Actor) -> tuple[int, int]:
@@ -401,16 +460,17 @@ class History:
         site = actor.site
         if actor.is_async:
             mode |= FLYING
-        key = (actor.chain, actor.epoch, mode, -1 if site is None else site.index)
+        chain = self._acts_on(actor)
+        key = (chain, actor.epoch, mode, -1 if site is None else site.index)
         n = self._event_of.get(key)
         if n is None:
             n = self._event_of[key] = len(self.events)
-            self.events.append(Event(actor.chain, actor.epoch, mode, actor.label, site, actor.home))
-            if n >= self.chain_of.size:
-                for name in ("chain_of", "epoch_of", "fence_of"):
+            self.events.append(Event(chain, actor.epoch, mode, actor.label, site, actor.home))
+            if n >= self.chain_at.size:
+                for name in ("chain_at", "epoch_of", "fence_of"):
                     old = getattr(self, name)
                     setattr(self, name, np.concatenate([old, np.zeros_like(old)]))
-            self.chain_of[n] = actor.chain
+            self.chain_at[n] = chain
             self.epoch_of[n] = actor.epoch
             self.fence_of[n] = 0 if mode & ASYNC else actor.epoch
         return n
@@ -424,7 +484,7 @@ class History:
             keep = {}
             for c, k in old.items():
                 o = self.events[k]
-                if c != e.chain and (actor.is_async or not actor.has_seen(c, o.epoch)):
+                if c != e.chain and (actor.is_async or not actor.implies(c, o.epoch)):
                     keep[c] = k
             keep[e.chain] = event
             key = tuple(sorted(keep.values()))

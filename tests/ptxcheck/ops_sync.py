@@ -71,12 +71,17 @@ def mbarrier_arrive(b: Build, i: Inst) -> Step:
         w.clock.site = i
         values = np.ones(32, np.uint32) if operand is None else np.broadcast_to(operand(w), (32,))
         state = np.zeros(32, np.uint64)
+        acting = w.clock.lanes
         for cta, at, lanes in groups(w, m, addr(w)):
+            if lanes.size < 32:
+                w.clock.lanes = np.zeros(32, np.bool_)
+                w.clock.lanes[lanes] = True
             total = int(values[lanes].astype(np.int64).sum())
             if expect:
                 cta.barriers.expect_tx(at, total, w.clock)
                 total = lanes.size
             state[lanes] = cta.barriers.arrive(at, total, w.clock, relaxed=relaxed, drop=drop)
+        w.clock.lanes = acting
         w.machine.wakes += 1
         write(w, m, state)
         return None
@@ -186,7 +191,7 @@ def _space(i: Inst) -> str:
 # ---------------------------------------------------------------------------------------------------- bar and barrier
 @op("bar.warp.sync")
 def bar_warp_sync(b: Build, i: Inst) -> Step:
-    """Lanes of the mask wait for each other (and are one actor anyway)."""
+    """Lanes of the mask wait for each other; all of them together have then met."""
     members = b.uniform(i.ops[0], "u32")
 
     def run(w: Warp, m: Array) -> Signal:
@@ -194,7 +199,11 @@ def bar_warp_sync(b: Build, i: Inst) -> Step:
         bits = np.array([want >> k & 1 for k in range(32)], np.bool_)
         if (m & ~bits).any():
             w.fault("divergence", "a lane executes bar.warp.sync with a mask that leaves it out")
-        return CONVERGE if (bits & w.alive & ~m).any() else None
+        if (bits & w.alive & ~m).any():
+            return CONVERGE
+        if not (w.alive & ~bits).any():
+            w.machine.history.meet(w.clock)
+        return None
 
     return run
 
@@ -245,6 +254,8 @@ def _barrier(b: Build, i: Inst, wait: bool) -> Step:
 
         def then() -> None:
             w.machine.history.acquire(w.clock, phase.clock)
+            if threads == 32:
+                w.machine.history.meet(w.clock)
             if write is not None:
                 got = phase.votes[("popc", "and", "or").index(reduce)]
                 write(w, m, np.full(32, got, np.uint32 if reduce == "popc" else np.bool_))
@@ -283,6 +294,7 @@ def cluster_wait(b: Build, i: Inst) -> Step:
 
         def then() -> None:
             w.machine.history.acquire(w.clock, phase.clock)
+            w.machine.history.meet(w.clock)
 
         if phase.complete:
             then()

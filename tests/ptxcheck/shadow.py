@@ -119,7 +119,7 @@ class Shadow:
             return
         if actor.seen.size < h.capacity:
             actor.seen = h.fit(actor.seen)
-        chains = h.chain_of[ids]
+        chains = h.chain_at[ids]
         good = actor.seen[chains] >= h.epoch_of[ids]
         if mode & ASYNC:
             if actor.fenced.size < h.capacity:

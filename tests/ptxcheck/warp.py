@@ -276,6 +276,7 @@ class Warp:
         """Run a fragment until it waits, meets another, or has had its turn; 0 if it only found lanes missing."""
         frag.idle = False
         self.running = frag
+        self.clock.lanes = None if frag.mask is FULL else frag.mask
         steps = self.program.steps
         mask, pc, n = frag.mask, frag.pc, 0
         others = [f.pc for f in self.fragments if f is not frag and f.wait is None and f.pc not in self.program.apart]

@@ -314,7 +314,9 @@ class Warpgroup:
             operation.a[w.id % 4] = side.take_a(mma, number)
         # The warp's clocks as they are now: it may go on before the others come.
         c = w.clock
-        operation.issuers.append(Actor(history, c.label, c.chain, c.epoch, c.seen, c.fenced, False))
+        issuer = Actor(history, c.label, c.chain, c.epoch, c.seen, c.fenced, False)
+        issuer.lone = dict(c.lone)
+        operation.issuers.append(issuer)
         c.epoch += 1
         operation.arrived += 1
         if operation.arrived == 4:

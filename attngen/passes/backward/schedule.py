@@ -78,10 +78,11 @@ def plan_schedule(
         ),
         named_barriers=(
             *(() if splits else (NamedBarrier(id=0, name="cta", threads=128 * (n + 1)),)),  # two CTAs meet as a cluster
-            NamedBarrier(id=1, name="store" if splits else "stagger", threads=128 * n),
-            *(NamedBarrier(id=2 + w, name=f"own sum of warpgroup {w}", threads=128) for w in range(n) if splits),
+            *(() if splits else (NamedBarrier(id=1, name="stagger", threads=128 * n),)),
+            *(NamedBarrier(id=1 + w, name=f"store of warpgroup {w}", threads=128 * n) for w in range(n) if splits),
+            *(NamedBarrier(id=3 + w, name=f"own sum of warpgroup {w}", threads=128) for w in range(n) if splits),
             *(
-                NamedBarrier(id=4 + w, name=f"turn of warpgroup {w}", threads=128)
+                NamedBarrier(id=5 + w, name=f"turn of warpgroup {w}", threads=128)
                 for w in range(n)
                 if splits and deterministic
             ),
