@@ -47,13 +47,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "bigbird_lists_fwd_sm_90_41aca4a8",
+    "kernel_id": "bigbird_lists_fwd_sm_90_cb79abca",
     "name": "bigbird_lists",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0cd04b74489a06cf94c6e1a60433cd64efbaff742b38384344f9d8e5b1e27b69",
-    "body_sha256": "539f06e89a10de53b8d6215530f45e1366cf2910241e5fb42e2c3c40de4df6a0",
+    "body_sha256": "970462157f5aa54b1650b3e6480df0948078b03e438890ad798d23970b370e7e",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -214,8 +214,9 @@ def lowest_bit(x):
 
 RANGE_ELEMENTS = 1024  # a tile that reads more of a tensor is looked at pair by pair
 FEW_ELEMENTS = 16  # of a tile's box, that its lane looks through alone
-MAP_WARPS = 4  # of a CTA that makes the tile map
-MAP_ROWS = 2  # rows of a tile that a warp looks at together
+IN_FLIGHT = 4  # elements that a lane loads at a time
+LEAST_INT, MOST_INT = -(2**31), 2**31 - 1
+INFINITE = 0x7F800000  # the bits of +inf
 
 
 def least_and_most(tensor, lane, *index):
@@ -227,73 +228,68 @@ def least_and_most(tensor, lane, *index):
     first = [cutlass.max(cutlass.min(Int32(low), n - 1), 0) for (low, _), n in zip(ends, tensor.shape)]
     last = [cutlass.max(cutlass.min(Int32(high), n - 1), 0) for (_, high), n in zip(ends, tensor.shape)]
     extents = [
-        cutlass.min(b - a + 1, RANGE_ELEMENTS + 1) if isinstance(i, tuple) else None
+        cutlass.max(cutlass.min(b - a + 1, RANGE_ELEMENTS + 1), 0) if isinstance(i, tuple) else None
         for a, b, i in zip(first, last, index)
     ]
     count = Int32(1)
     for n in extents:
         count = count if n is None else cutlass.min(count * n, RANGE_ELEMENTS + 1)
     known = count <= RANGE_ELEMENTS
-    low, high, nan = scan_boxes(tensor, lane, first, extents, select(known, count, 0))
-    known = known & ~nan
+    low, high = scan_boxes(tensor, lane, first, extents, select(known, count, 0))
+    if tensor.element_type.is_float:
+        known = known & (low >= ~INFINITE) & (high <= INFINITE)  # a NaN of either sign lies beyond an infinity
+        return in_order(low).bitcast(Float32), in_order(high).bitcast(Float32), known
     return (low != 0, high != 0, known) if tensor.element_type is Boolean else (low, high, known)
+
+
+def in_order(bits):
+    """Bits of a float to an integer that compares as it does; and back."""
+    return bits ^ ((bits >> 31) & MOST_INT)
 
 
 @cute.jit
 def scan_boxes(tensor, lane, first, extents, count):
-    """Least and largest element of each lane's box, and whether one is NaN.
+    """Least and largest element of each lane's box; of floats, their bits `in_order`.
 
     Few elements each lane looks through by itself; many all lanes together, box after box, or once if they are the
     same in all lanes, as the rows of tiles side by side are.
     """
-    low, high, nan = Int32(2**31 - 1), Int32(-(2**31)), Boolean(False)
-    if const_expr(tensor.element_type.is_float):
-        low, high = Float32(-NEG_INF), Float32(NEG_INF)
+    low, high = Int32(MOST_INT), Int32(LEAST_INT)
+    boxes = cute.arch.vote_ballot_sync(count > 0)
     if cute.arch.vote_any_sync(count > FEW_ELEMENTS):
         same = count == cute.arch.shuffle_sync(count, 0)
         for x in first + [n for n in extents if n is not None]:
             same = same & (x == cute.arch.shuffle_sync(x, 0))
-        boxes = select(cute.arch.vote_all_sync(same), 1, 32)
-        for i in cutlass.range(boxes, unroll=1):
+        once = cute.arch.vote_all_sync(same)
+        while boxes != 0:
+            i = lowest_bit(boxes)
             its_first = [cute.arch.shuffle_sync(x, i) for x in first]
             its_extents = [None if n is None else cute.arch.shuffle_sync(n, i) for n in extents]
-            its_count = cute.arch.shuffle_sync(count, i)
-            its_low, its_high, its_nan = scan_box(tensor, lane, 32, its_first, its_extents, its_count)
-            for shift in cutlass.range_constexpr(5):
-                its_low = smaller(its_low, cute.arch.shuffle_sync_bfly(its_low, offset=1 << shift))
-                its_high = larger(its_high, cute.arch.shuffle_sync_bfly(its_high, offset=1 << shift))
-            mine = (lane == i) | (boxes == 1)
+            its_low, its_high = scan_box(tensor, lane, its_first, its_extents, cute.arch.shuffle_sync(count, i))
+            mine = once | (lane == i)
             low, high = select(mine, its_low, low), select(mine, its_high, high)
-            nan = nan | (mine & cute.arch.vote_any_sync(its_nan))
+            boxes = select(once, 0, boxes & (boxes - 1))
     else:
-        low, high, nan = scan_box(tensor, 0, 1, first, extents, count)
-    return low, high, nan
-
-
-def smaller(x, y):
-    return cutlass.min(x, y) if isinstance(x, Int32) else cute.arch.fmin(x, y)
-
-
-def larger(x, y):
-    return cutlass.max(x, y) if isinstance(x, Int32) else cute.arch.fmax(x, y)
+        for place in cutlass.range(count, unroll=2):  # more spill in some maps
+            x = box_element(tensor, first, extents, place)
+            low, high = cutlass.min(low, x), cutlass.max(high, x)
+    return low, high
 
 
 @cute.jit
-def scan_box(tensor, place_0, step: cutlass.Constexpr, first, extents, count):
-    """Least and largest of the elements of a box at places place_0, place_0 + step, …, and whether one is NaN."""
-    low, high, nan = Int32(2**31 - 1), Int32(-(2**31)), Boolean(False)
-    if const_expr(tensor.element_type.is_float):
-        low, high = Float32(-NEG_INF), Float32(NEG_INF)
-    for place in cutlass.range(place_0, count, step, unroll=2):  # more spill in some maps
-        x = box_element(tensor, first, extents, place)
-        low, high = smaller(low, x), larger(high, x)
-        if const_expr(tensor.element_type.is_float):
-            nan = nan | (x != x)
-    return low, high, nan
+def scan_box(tensor, lane, first, extents, count):
+    """Least and largest of the elements of one box, by all lanes."""
+    low, high = Int32(MOST_INT), Int32(LEAST_INT)
+    for place_0 in cutlass.range(lane, count + lane, 32 * IN_FLIGHT, unroll=1):
+        for i in cutlass.range_constexpr(IN_FLIGHT):
+            place = cutlass.min(place_0 + 32 * i, count - 1)
+            x = box_element(tensor, first, extents, place)
+            low, high = cutlass.min(low, x), cutlass.max(high, x)
+    return cute.arch.warp_redux_sync(low, "min"), cute.arch.warp_redux_sync(high, "max")
 
 
 def box_element(tensor, first, extents, place):
-    """One element of a box by its place, the last axis fastest, as a 32-bit number."""
+    """One element of a box by its place, the last axis fastest, as an integer."""
     outermost = next((axis for axis, n in enumerate(extents) if n is not None), None)
     index = list(first)
     for axis in reversed(range(len(first))):
@@ -304,7 +300,17 @@ def box_element(tensor, first, extents, place):
     x = tensor[tuple(index)]
     if tensor.element_type is Boolean:
         return select(x, 1, 0)
-    return Float32(x) if tensor.element_type.is_float else Int32(x)
+    return in_order(Float32(x).bitcast(Int32)) if tensor.element_type.is_float else Int32(x)
+
+
+# ---- mask: tiles of a map ----
+
+
+MAP_WARPS = 8  # of a CTA that makes the tile map
+MAP_ROWS = 16  # rows of the map whose tiles it looks at, one below the other, at most: no more than lanes
+MAP_CTAS = 4  # of each SM, before a CTA takes more rows than one
+MAP_LINES = 2  # rows, or keys, of a tile that a warp looks at together
+DEALT = 0x01010101  # every MAP_WARPS-th tile of a word
 
 
 # ---- schedule: pipelines and turns -----------------------------------------------------------------------------------
@@ -443,16 +449,19 @@ class AttentionForward:
         n_blocks = cute.ceil_div(cute.size(mK, mode=[0]), self.tile_n)
         # ---- mask: the tile map, made first, unless the caller kept it ----
         maps, map_tiles = cute.size(mQ, mode=[3]) * cute.size(mQ, mode=[2]), self.map_tiles
-        map_words = maps * m_blocks * cute.ceil_div(n_blocks, 32)
+        map_words = cute.ceil_div(n_blocks, 32)
+        map_rows = maps * m_blocks * map_words // (MAP_CTAS * workers)
+        map_rows = cutlass.max(cutlass.min(map_rows, MAP_ROWS), 1)
+        map_ctas = maps * cute.ceil_div(m_blocks, map_rows) * map_words
         map_tiles.set_name_prefix(ATTN_META["kernel_id"] + "_map", remove_cutlass_symbol=True, keep_mangled_name=False)
         if build_map != 0:
             map_tiles(
                 Int32(cute.size(mQ, mode=[0])), Int32(cute.size(mK, mode=[0])), Int32(cute.size(mQ, mode=[2])),
-                Int32(cute.size(mK, mode=[2])), Int32(cute.size(mQ, mode=[3])),
+                Int32(cute.size(mK, mode=[2])), Int32(cute.size(mQ, mode=[3])), Int32(map_rows),
                 blocks,
                 tile_map,
             ).launch(
-                grid=[cute.ceil_div(map_words, MAP_WARPS), 1, 1], block=[32 * MAP_WARPS, 1, 1], stream=stream
+                grid=[map_ctas, 1, 1], block=[32 * MAP_WARPS, 1, 1], stream=stream
             )
         kernel = self.kernel
         kernel.set_name_prefix(ATTN_META["kernel_id"], remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -594,76 +603,157 @@ class AttentionForward:
         heads_q: Int32,
         heads_kv: Int32,
         batch: Int32,
+        map_rows: Int32,
         blocks: cute.Tensor,
         tile_map: cute.Tensor,
     ):
-        """Before the kernel: a warp for 32 tiles, a word of either half: some pair of a tile is kept; every pair is."""
+        """Before the kernel: a CTA for a word of map_rows rows: some pair of a tile is kept; every pair is."""
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
-        lane, word = tidx % 32, cta * MAP_WARPS + tidx // 32
         p = SimpleNamespace(
             seqlen_q=seqlen_q,
             seqlen_kv=seqlen_kv,
             heads_q=heads_q,
             heads_kv=heads_kv,
             batch=batch,
+            map_rows=map_rows,
             qhead_per_kvhead=heads_q // heads_kv,
             m_blocks=cute.ceil_div(seqlen_q, self.tile_m),
             n_blocks=cute.ceil_div(seqlen_kv, self.tile_n),
             blocks=blocks,
             tile_map=tile_map,
         )
-        rows, words, places = self.map_shape(p)
-        if word < rows * words:
-            row = word // words
-            place = (word - row * words) * 32 + lane
-            b, h, outer = self.map_row_of(p, row)
-            m_block, n_block = self.map_tile(p, outer, cutlass.min(place, places - 1))
-            some, every = self.look_at_tiles(p, lane, b, h, m_block, n_block, place < places)
-            if lane == 0:
-                tile_map[word] = some
-                tile_map[rows * words + word] = every
+        self.look_at_group(p, tidx % 32, tidx // 32, cta)
 
     @cute.jit
-    def look_at_tiles(self, p, lane, b, h, m_block, n_block, exists):
-        """Of a tile a lane, if it exists: bits of those that keep some pair, and of those that keep every one."""
+    def look_at_group(self, p, lane, warp, cta):
+        """32 tiles of each of a CTA's rows: rows by warp, a tile a lane; then the tiles that are left undecided."""
+        rows, words, _ = self.map_shape(p)
+        group = cta // words
+        word = cta - group * words
+        row_0, count = self.map_group(p, group)
+        if count > 0:
+            place, boxes = word * 32 + lane, None
+            own, h, b, outer_0, places = self.map_row_of(p, row_0)
+            for r in cutlass.range(warp, count, MAP_WARPS, unroll=1):
+                ends = self.tile_ends(p, *self.map_tile(p, outer_0 + r, cutlass.min(place, places - 1)))
+                near = place < places
+                some, every = Int32(0), Int32(0)
+                if cute.arch.vote_any_sync(near):
+                    some, every = self.look_at_tiles(own, lane, b, h, near, *ends, boxes)
+                if lane == 0:
+                    at_word = (row_0 + r) * words + word
+                    p.tile_map[at_word] = some
+                    p.tile_map[rows * words + at_word] = every
+            cute.arch.barrier()
+            self.decide(p, lane, warp, row_0, count, word, (b, h, outer_0))
+
+    def tile_ends(self, p, m_block, n_block):
+        """First and last row, first and last key of a tile."""
         q_lo, kv_lo = m_block * self.tile_m, n_block * self.tile_n
         q_hi = cutlass.min(q_lo + self.tile_m, p.seqlen_q) - 1
-        kv_hi = cutlass.min(kv_lo + self.tile_n, p.seqlen_kv) - 1
-        all_kept, any_kept = self.tile_test(p, lane, b, h, q_lo, q_hi, kv_lo, kv_hi)
-        all_kept, any_kept = Boolean(all_kept), exists & Boolean(any_kept)
-        some = cute.arch.vote_ballot_sync(any_kept)
-        every = cute.arch.vote_ballot_sync(any_kept & all_kept & (kv_lo + self.tile_n <= p.seqlen_kv))
-        undecided = cute.arch.vote_ballot_sync(any_kept & ~all_kept)
-        while undecided != 0:
-            i = lowest_bit(undecided)
-            ends = [cute.arch.shuffle_sync(x, i) for x in (q_lo, q_hi, kv_lo, kv_hi)]
-            kept, dropped = self.look_at_pairs(p, lane, b, h, *ends)
-            some = some & (((kept ^ 1) << i) ^ -1)
-            every = every | ((dropped ^ 1) << i)
-            undecided = undecided & (undecided - 1)
+        return q_lo, q_hi, kv_lo, cutlass.min(kv_lo + self.tile_n, p.seqlen_kv) - 1
+
+    @cute.jit
+    def look_at_tiles(self, p, lane, b, h, near, q_lo, q_hi, kv_lo, kv_hi, boxes):
+        """Of a tile a lane, if it is `near`: words of `some` and `every`; a bit of `every` alone says undecided."""
+        all_kept, any_kept = self.tile_test(p, lane, b, h, q_lo, q_hi, kv_lo, kv_hi, boxes)
+        all_kept, any_kept = Boolean(all_kept), near & Boolean(any_kept)
+        some = cute.arch.vote_ballot_sync(any_kept & all_kept)
+        every = cute.arch.vote_ballot_sync(any_kept & (~all_kept | (kv_lo + self.tile_n <= p.seqlen_kv)))
         return some, every
 
     @cute.jit
-    def look_at_pairs(self, p, lane, b, h, q_lo, q_hi, kv_lo, kv_hi):
-        """Whether some pair of a tile is kept, and some is dropped or past the last key: 0 or 1, in every lane."""
+    def decide(self, p, lane, warp, row_0, count, word, of_rows):
+        """The undecided tiles of a CTA, dealt out to its warps along rows and columns: a lane has those of a row.
+
+        `of_rows`: batch element, head and first outer tile, where all rows are of one.
+        """
+        rows, words, _ = self.map_shape(p)
+        some, every = self.map_words(p, row_0 + cutlass.min(lane, count - 1), word)
+        undecided = select(lane < count, every & (some ^ -1) & (DEALT << ((lane + warp) % MAP_WARPS)), 0)
+        kept_bits, dropped_bits = Int32(0), Int32(0)
+        cute.arch.barrier()  # all have read what each may change
+        found = cute.arch.vote_ballot_sync(undecided != 0)
+        while found != 0:
+            owner = lowest_bit(found)
+            bits = cute.arch.shuffle_sync(undecided, owner)
+            place = word * 32 + lowest_bit(bits)
+            b, h, outer_0 = of_rows
+            ends = self.tile_ends(p, *self.map_tile(p, outer_0 + owner, place))
+            kept, dropped = self.look_closer(p, lane, b, h, *ends)
+            own_bit = select(lane == owner, bits & -bits, 0)
+            kept_bits = kept_bits | select(kept != 0, own_bit, 0)
+            dropped_bits = dropped_bits | select((kept & (dropped ^ 1)) != 0, 0, own_bit)
+            undecided = undecided ^ own_bit
+            found = cute.arch.vote_ballot_sync(undecided != 0)
+        at_word = (row_0 + lane) * words + word
+        if kept_bits != 0:
+            cute.arch.atomic_or(p.tile_map.iterator + at_word, kept_bits, sem="relaxed", scope="cta")
+        if dropped_bits != 0:
+            at_word += rows * words
+            cute.arch.atomic_and(p.tile_map.iterator + at_word, dropped_bits ^ -1, sem="relaxed", scope="cta")
+
+    @cute.jit
+    def look_closer(self, p, lane, b, h, q_lo, q_hi, kv_lo, kv_hi):
+        """Whether some pair of a tile is kept, and some is dropped or past the last key: 0 or 1, in every lane.
+
+        Its first rows; then 32 strips of its rows against all keys, and of its keys against all rows, a strip a lane;
+        then the pairs of strips that are left.
+        """
+        ends = (q_lo, q_hi, kv_lo, kv_hi)
+        q_strip, kv_strip = cute.ceil_div(self.tile_m, 32), cute.ceil_div(self.tile_n, 32)
         kept, dropped = Int32(0), select(kv_lo + self.tile_n > p.seqlen_kv, 1, 0)
-        q_idx = q_lo
-        while (q_idx <= q_hi) & ((kept & dropped) == 0):  # until one of either kind is found
-            keeps, drops = Boolean(False), Boolean(False)
-            for r in cutlass.range_constexpr(MAP_ROWS):
-                row = cutlass.min(q_idx + r, q_hi)
-                for column in cutlass.range_constexpr(0, self.tile_n, 32):
-                    kv_idx = kv_lo + column + lane
-                    inside = (kv_idx <= kv_hi) & (column + lane < self.tile_n)
-                    keep = Boolean(self.map_keeps(p, b, h, row, kv_idx))
-                    keeps, drops = keeps | (inside & keep), drops | (inside & ~keep)
-            kept = kept | select(cute.arch.vote_ballot_sync(keeps) != 0, 1, 0)
-            dropped = dropped | select(cute.arch.vote_ballot_sync(drops) != 0, 1, 0)
-            q_idx += MAP_ROWS
+        kept, dropped = self.look_at_lines(p, lane, b, h, ends, True, Int32(1), MAP_LINES, kept, dropped)
+        if (kept & dropped) == 0:
+            row_strips, key_strips, side = Int32(-1), Int32(-1), Int32(0)
+            while side < 2:
+                by_rows = side == 0
+                q_0 = select(by_rows, q_lo + lane * q_strip, q_lo)
+                kv_0 = select(by_rows, kv_lo, kv_lo + lane * kv_strip)
+                q_1 = select(by_rows, cutlass.min(q_0 + q_strip - 1, q_hi), q_hi)
+                kv_1 = select(by_rows, kv_hi, cutlass.min(kv_0 + kv_strip - 1, kv_hi))
+                there = (q_0 <= q_hi) & (kv_0 <= kv_hi)
+                q_0, kv_0 = cutlass.min(q_0, q_hi), cutlass.min(kv_0, kv_hi)
+                all_kept, any_kept = self.tile_test(p, lane, b, h, q_0, q_1, kv_0, kv_1, None)
+                all_kept, any_kept = Boolean(all_kept), Boolean(any_kept)
+                kept = kept | select(cute.arch.vote_any_sync(there & any_kept & all_kept), 1, 0)
+                dropped = dropped | select(cute.arch.vote_any_sync(there & ~any_kept), 1, 0)
+                left = cute.arch.vote_ballot_sync(there & any_kept & ~all_kept)
+                row_strips, key_strips = select(by_rows, left, row_strips), select(by_rows, key_strips, left)
+                side = select((left & (left - 1)) == 0, 2, side + 1)  # pairs of one strip are less than another look
+            if cute.arch.popc(row_strips) * q_strip <= cute.arch.popc(key_strips) * kv_strip:
+                kept, dropped = self.look_at_lines(p, lane, b, h, ends, True, row_strips, q_strip, kept, dropped)
+            else:
+                kept, dropped = self.look_at_lines(p, lane, b, h, ends, False, key_strips, kv_strip, kept, dropped)
         return kept, dropped
 
-    def tile_test(self, p, lane, b, h, q_lo, q_hi, kv_lo, kv_hi):
+    @cute.jit
+    def look_at_lines(
+        self, p, lane, b, h, ends, by_rows: cutlass.Constexpr, strips, strip: cutlass.Constexpr, kept, dropped
+    ):
+        """Pairs of the rows, or else keys, of some strips of a tile, until one is kept and one is dropped."""
+        q_lo, q_hi, kv_lo, kv_hi = ends
+        first, last, across, end, pairs = q_lo, q_hi, kv_lo, kv_hi, self.tile_n
+        if const_expr(not by_rows):
+            first, last, across, end, pairs = kv_lo, kv_hi, q_lo, q_hi, self.tile_m
+        while (strips != 0) & ((kept & dropped) == 0):
+            line_0 = first + lowest_bit(strips) * strip
+            strips = strips & (strips - 1)
+            keeps, drops = Boolean(False), Boolean(False)
+            for line_1 in cutlass.range(0, strip, MAP_LINES, unroll=1):
+                for i in cutlass.range_constexpr(MAP_LINES):
+                    line = cutlass.min(line_0 + cutlass.min(line_1 + i, strip - 1), last)
+                    for column in cutlass.range_constexpr(0, pairs, 32):
+                        place = cutlass.min(across + column + lane, end)
+                        q_idx, kv_idx = (line, place) if by_rows else (place, line)
+                        keep = Boolean(self.map_keeps(p, b, h, q_idx, kv_idx))
+                        keeps, drops = keeps | keep, drops | ~keep
+            kept = kept | select(cute.arch.vote_any_sync(keeps), 1, 0)
+            dropped = dropped | select(cute.arch.vote_any_sync(drops), 1, 0)
+        return kept, dropped
+
+    def tile_test(self, p, lane, b, h, q_lo, q_hi, kv_lo, kv_hi, boxes):
         """Whether every pair of this lane's tile is kept for sure, and whether some may be."""
         blocks = p.blocks
         least_0, most_0, known_0 = least_and_most(
@@ -691,10 +781,20 @@ class AttentionForward:
         return (b * p.heads_q + h) * p.m_blocks + outer
 
     def map_row_of(self, p, row):
-        """Batch element, head and query tile of a row; 0 for what the mask does not read."""
+        """The problem of a row, its head, batch element and query tile, and how many tiles it has.
+
+        0 for what the mask does not read.
+        """
         number = row // p.m_blocks
         b = number // p.heads_q
-        return b, number - b * p.heads_q, row - number * p.m_blocks
+        return p, number - b * p.heads_q, b, row - number * p.m_blocks, p.n_blocks
+
+    def map_group(self, p, group):
+        """First row of a group, and how many: no group has rows of two batch elements or heads."""
+        groups = cute.ceil_div(p.m_blocks, p.map_rows)
+        number = group // groups
+        outer_0 = (group - number * groups) * p.map_rows
+        return number * p.m_blocks + outer_0, cutlass.min(p.m_blocks - outer_0, p.map_rows)
 
     def map_tile(self, p, outer, place):
         """The query tile and the KV tile at a place of a row, in the order of the walk."""

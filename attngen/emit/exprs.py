@@ -46,6 +46,8 @@ box_element count cta drops dropped ends every extents first found high inside k
 least_and_most listed lowest_bit map_name map_row map_tiles map_words maps nan number outer outermost owner own_words
 past_end place place_0 places scan_box smaller some larger tile_map
 transpose_map turned whole word word_0 build_map
+DEALT IN_FLIGHT INFINITE LEAST_INT MAP_CTAS MAP_LINES MOST_INT across decide every in_order lane map_ctas map_rows
+near rows_of_cta turn_warps
 FAR ORDER_WARPS TOLD WRAP first_row_tile is_there key_tiles last_there mdO_rows order order_words parts begins
 place row_tiles rows rows_apart rows_in rows_kv rows_q seq_order sequence
 sequences shape start_kv start_q strides total_kv total_q
@@ -97,7 +99,7 @@ def safe_name(name: str) -> str:
         return f"{name[:24]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}_"
     if (
         _BUFFER.fullmatch(name)
-        or name.startswith(("part_", "gain_", "gained_"))
+        or name.startswith(("part_", "gain_", "gained_", "least_", "most_", "known_"))
         or keyword.iskeyword(name)
         or name in KERNEL_WORDS
         or name.endswith("_")

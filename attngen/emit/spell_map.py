@@ -10,31 +10,32 @@ from attngen.emit.header import clipped, spelled
 from attngen.emit.straight import WIDTH, straight_line
 from attngen.emit.view import Argument
 from attngen.emit.view_mask import MapView
+from attngen.ir.expr import Expr
+from attngen.ir.simplify import TRUE
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.tile_map import LoadRange, TileMap
+from attngen.ir.tile_map import FOUND, LoadRange, TileMap, inner_loads
 from attngen.ir.types import Layout
-from attngen.passes.tile_test import KNOWN, LEAST, MOST
 
 #: A tile that reads more elements of a captured tensor is decided pair by pair: about as many as it has rows and keys.
 RANGE_ELEMENTS = 1024
 _TILE = frozenset({"b", "h", "q_lo", "q_hi", "kv_lo", "kv_hi"})
 _PAIR = frozenset({"b", "h", "q_idx", "kv_idx"})
 MAP_ARGUMENT = Argument("tile_map", "cute.Tensor", 'plain_tensor(Int32, cute.sym_int(symbol="map_words"))')
-NO_MAP = MapView("", 0, "", "", "", "", "", "", "", "", "", "", "", "", "", "", (), "", "", (), "")
+NO_MAP = MapView("", 0, *("",) * 14, (), "", False, (), "", (), "", "", (), "")
 
 
 def map_view(printer: CutePrinter, tile_map: TileMap, spec: AttentionSpec, *, by_rows: bool) -> MapView:
     """The map of a spec's mask, with a row of bits for each query tile or for each KV tile."""
     mask = spec.mask
     test = tile_map.test
-    ends = [e for load in test.loads for axis in load.axes for e in (axis.first, axis.last)]
-    lines = list(bindings([printer.lowered(e) for e in (*ends, test.every, test.some)], _TILE))
-    lines += [f"{safe_name(n)} = p.{safe_name(n)}" for n in sorted({load.tensor for load in test.loads})]
-    for load in test.loads:
-        lines += _load(printer, load)
+    inner = inner_loads(test, by_rows=by_rows)
+    rest = tuple(x for x in test.loads if x not in inner)
+    inner_names = ", ".join(name for x in inner for name in _names(x))
+    inner_lines, lines = _load_lines(printer, inner), _load_lines(printer, rest, test.every, test.some)
     own, (every, some) = straight_line(printer, [test.every, test.some], _TILE, from_problem=False)
+    near_lines, (near,) = straight_line(printer, [test.near], _TILE)
     keep_lines, (keep,) = straight_line(printer, [mask], _PAIR)
-    outer, inner = ("m_blocks", "n_blocks") if by_rows else ("n_blocks", "m_blocks")
+    outer, across = ("m_blocks", "n_blocks") if by_rows else ("n_blocks", "m_blocks")
     read = (tile_map.per_batch, tile_map.per_head)
     number = {(True, True): "(b * p.heads_q + h)", (True, False): "b", (False, True): "h"}.get(read)
     extents = [e for e, on in zip(("cute.size(mQ, mode=[3])", "cute.size(mQ, mode=[2])"), read, strict=True) if on]
@@ -45,9 +46,9 @@ def map_view(printer: CutePrinter, tile_map: TileMap, spec: AttentionSpec, *, by
         range_elements=RANGE_ELEMENTS,
         whose="query" if by_rows else "KV",
         outer=outer,
-        inner=inner,
+        inner=across,
         tiles=f"p.{outer}",
-        places=f"p.{inner}",
+        places=f"p.{across}",
         maps=" * ".join(extents) or "1",
         plans='ATTN_META["plans"]' if by_rows else 'ATTN_META["backward"]["plans"]',
         counted=" * ".join(e.removeprefix("p.") for e in sizes) or "1",
@@ -57,7 +58,12 @@ def map_view(printer: CutePrinter, tile_map: TileMap, spec: AttentionSpec, *, by
         row=f"{number} * p.{outer} + outer" if number else "outer",
         batch={(True, True): "number // p.heads_q", (True, False): "number"}.get(read, "Int32(0)"),
         head={(True, True): "number - b * p.heads_q", (False, True): "number"}.get(read, "Int32(0)"),
-        bindings=tuple(dict.fromkeys((*lines, *own))),
+        near_bindings=near_lines,
+        near=near,
+        has_near=bool(test.loads) and test.near != TRUE,
+        inner_bindings=inner_lines,
+        inner_names=inner_names,
+        bindings=tuple(dict.fromkeys((*([f"{inner_names} = boxes"] if inner else []), *lines, *own))),
         every=every,
         some=some,
         keep_bindings=keep_lines,
@@ -97,13 +103,26 @@ def _ragged(tile_map: TileMap, spec: AttentionSpec, by_rows: bool) -> dict[str, 
     }
 
 
+def _load_lines(printer: CutePrinter, loads: tuple[LoadRange, ...], *read: Expr) -> tuple[str, ...]:
+    """Look through the elements that a tile reads; bind what that takes, and what `read` takes."""
+    exprs = [printer.lowered(e) for e in (*(e for load in loads for e in load.ends), *read)]
+    lines = [*bindings(exprs, _TILE)]
+    lines += [f"{safe_name(n)} = p.{safe_name(n)}" for n in sorted({load.tensor for load in loads})]
+    for load in loads:
+        lines += _load(printer, load)
+    return tuple(dict.fromkeys(lines))
+
+
+def _names(load: LoadRange) -> list[str]:
+    return [part_name(f"{kind}{load.number}") for kind in FOUND]
+
+
 def _load(printer: CutePrinter, load: LoadRange) -> list[str]:
     """Look through the elements that a tile reads of a tensor."""
-    exprs = [e for axis in load.axes for e in (axis.first, axis.last)]
-    lines, texts = straight_line(printer, exprs, _TILE, from_problem=False)
+    lines, texts = straight_line(printer, load.ends, _TILE, from_problem=False)
     pairs = zip(texts[::2], texts[1::2], strict=True)
     index = [first if first == last else f"({first}, {last})" for first, last in pairs]
-    names = ", ".join(part_name(f"{kind}{load.number}") for kind in (LEAST, MOST, KNOWN))
+    names = ", ".join(_names(load))
     call = f"{names} = least_and_most({', '.join([safe_name(load.tensor), 'lane', *index])})"
     if len(call) > WIDTH:
         rows = [f"{safe_name(load.tensor)}, lane", *index]

@@ -48,6 +48,11 @@ class MapView:
     row: str
     batch: str
     head: str
+    near_bindings: tuple[str, ...]
+    near: str
+    has_near: bool  # it decides tiles before any element is read
+    inner_bindings: tuple[str, ...]  # of what all tiles of a column of the map read alike
+    inner_names: str
     bindings: tuple[str, ...]
     every: str
     some: str
@@ -63,6 +68,16 @@ class MapView:
     starts: str = ""  # of the sequences that outer tiles are counted by
     first_of: str = ""  # what says which outer tile is a sequence's first
     sized: str = ""  # heads that have maps of their own, on the device
+
+    @property
+    def has_inner_boxes(self) -> bool:
+        """Some tensor is read by inner tiles alone."""
+        return bool(self.inner_names)
+
+    @property
+    def shares_boxes(self) -> bool:
+        """Rows of a CTA have the same inner tiles, whose boxes its warps share."""
+        return self.has_inner_boxes and not self.starts
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from attngen.ir.base import Node
-from attngen.ir.expr import Expr
+from attngen.ir.expr import Expr, atoms_of, params_of
 from attngen.ir.types import Type
+
+#: Names of params that stand for what a load of a tile gives, before its number; no spec can write them.
+LEAST, MOST, KNOWN = FOUND = "%least_", "%most_", "%known_"
 
 
 class IndexRange(Node):
@@ -34,17 +37,39 @@ class LoadRange(Node):
     type: Type
     axes: tuple[IndexRange, ...]
 
+    @property
+    def ends(self) -> list[Expr]:
+        """First and last index of each axis, one after the other."""
+        return [e for axis in self.axes for e in (axis.first, axis.last)]
+
 
 class TileTest(Node):
     """Over a tile of rows q_lo..q_hi and keys kv_lo..kv_hi: `every` pair is kept for sure; `some` pair may be.
 
     Expressions read the ends of the tile, `b`, `h`, `h_kv`, sizes, params, and what `loads` found, in order: the axes
-    of one may read an earlier one. `every` implies `some`.
+    of one may read an earlier one. `every` implies `some`. `near` is less than `some` and takes no load: where it does
+    not hold, no pair is kept.
     """
 
+    near: Expr
     loads: tuple[LoadRange, ...]
     every: Expr
     some: Expr
+
+
+def inner_loads(test: TileTest, *, by_rows: bool) -> tuple[LoadRange, ...]:
+    """Loads that are the same in all tiles of a column of the map: no end of an outer tile has a part in them, by way
+    of an earlier load neither. `by_rows`: outer tiles are query tiles.
+    """
+    outer = {"q_lo", "q_hi"} if by_rows else {"kv_lo", "kv_hi"}
+    found: list[LoadRange] = []
+    known: set[str] = set()
+    for load in test.loads:
+        read = {p for e in load.ends for p in params_of(e) if p.startswith(FOUND)}
+        if read <= known and not any(atoms_of(e) & outer for e in load.ends):
+            found.append(load)
+            known |= {f"{kind}{load.number}" for kind in FOUND}
+    return tuple(found)
 
 
 class TileMap(Node):

@@ -1,7 +1,8 @@
 """tile-test: what a mask says about a whole tile of rows and keys.
 
-Rewrite   mask  -->  (every, some) over the ends of a tile: interval arithmetic of `tile_bounds`, with keys that move
-          as well as rows, and with the least and largest element of the part of a captured tensor that a tile reads
+Rewrite   mask  -->  (near, every, some) over the ends of a tile: interval arithmetic of `tile_bounds`, with keys that
+          move as well as rows, and with the least and largest element of the part of a captured tensor that a tile
+          reads; `near` without
 Keeps     soundness: where `every` holds all pairs are kept, where `some` does not hold none is
 Falls     back to undecided (every = false, some = true) for what has no bounds: floats past a comparison of elements,
           divisors that move
@@ -15,7 +16,7 @@ from attngen.ir.expr import Expr, Load, Param, atom, atoms_of, rewrite
 from attngen.ir.functions import apply
 from attngen.ir.simplify import negate, simplify
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.tile_map import IndexRange, LoadRange, TileMap, TileTest
+from attngen.ir.tile_map import KNOWN, LEAST, MOST, IndexRange, LoadRange, TileMap, TileTest
 from attngen.ir.types import Type
 from attngen.passes.facts import Q_HI, Q_LO, Facts, facts_of, moves
 from attngen.passes.tile_bounds import bounds_of, truth_of
@@ -23,8 +24,8 @@ from attngen.passes.tile_bounds import bounds_of, truth_of
 KV_LO, KV_HI = atom("kv_lo"), atom("kv_hi")
 #: What moves inside a tile.
 TILE = {"q_idx": (Q_LO, Q_HI), "kv_idx": (KV_LO, KV_HI)}
-#: Names of params that stand for what a load of a tile gives; no spec can write them.
-ELEMENT, LEAST, MOST, KNOWN = "%load_", "%least_", "%most_", "%known_"
+#: The name of a param that stands for an element that is loaded; no spec can write it.
+ELEMENT = "%load_"
 
 
 def tile_test(spec: AttentionSpec, mask: Expr | None = None) -> TileTest:
@@ -46,11 +47,12 @@ class _Draft:
         return replace(self.base, moving=dict(self.moving))
 
     def test(self, mask: Expr) -> TileTest:
+        _, near = truth_of(simplify(mask), self.facts)
         every, some = truth_of(simplify(rewrite(mask, self.element)), self.facts)
         for x in self.loads:
             known = Param(type=Type.BOOL, name=f"{KNOWN}{x.number}")
             every, some = apply("and", known, every), apply("or", negate(known), some)
-        return TileTest(loads=tuple(self.loads), every=simplify(every), some=simplify(some))
+        return TileTest(near=simplify(near), loads=tuple(self.loads), every=simplify(every), some=simplify(some))
 
     def element(self, e: Expr) -> Expr:
         """A load that moves becomes a param that moves between the ends of a range."""

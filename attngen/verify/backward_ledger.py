@@ -11,7 +11,7 @@ import ast
 from collections import Counter
 
 from attngen.ir.backward import BackwardPlan, BackwardPlanSet
-from attngen.verify.ledger import Events, dotted
+from attngen.verify.ledger import Events, dotted, map_calls
 from attngen.verify.tables import kernels_of
 from attngen.verify.tree import every
 
@@ -136,6 +136,8 @@ def wanted(plan_set: BackwardPlanSet) -> Events:
     methods["finish"] = _count("grid wait")
     if plan_set.plans[0].schedule.shares_walks:
         methods["add_parts"] = _count("grid wait", "grid launch")
+    if (tile_map := plan_set.plans[0].mask.map) is not None:
+        methods |= map_calls(tile_map, by_rows=False, ragged=plan_set.spec.layout.is_ragged)
     for kernel in kernels_of(plan_set.plans[0].mask.form)[-1:]:
         methods[f"fill_{kernel}"] = _count("grid launch")
     if plan_set.spec.layout.is_ragged and splits:  # numbers that no tile has are passed over

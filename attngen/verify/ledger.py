@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from attngen.ir.plan import KernelPlan
+from attngen.ir.tile_map import TileMap, inner_loads
 from attngen.verify.tree import every
 
 Events = dict[str, Counter[str]]
@@ -113,8 +114,8 @@ def said_faults(
             yield f"{method}: `if {condition}` stands {times} times, the plan says {int(planned)}"
 
 
-def wanted(plan: KernelPlan) -> Events:
-    """The calls that the plan's ledger asks for."""
+def wanted(plan: KernelPlan, ragged: bool = False) -> Events:
+    """The calls that the plan's ledger asks for. `ragged`: a tile map has nothing that warps share."""
     arrivals = {p.name: p.empty_arrivals for p in plan.schedule.pipelines}
     threads = {"store": 128, "turn": 256}
     q_arrive = Counter({"rings.q_empty arrive": 1})
@@ -152,6 +153,8 @@ def wanted(plan: KernelPlan) -> Events:
     }
     if plan.mask.ranges_per_warpgroup and not runs:
         methods["pass_tile"] = both + turn
+    if plan.mask.map is not None:
+        methods |= map_calls(plan.mask.map, by_rows=True, ragged=ragged)
     classes = {f"AttentionForward.{name}": calls for name, calls in methods.items()}
     classes["Ring.acquire"] = Counter({"self.empty wait": 1, "self.full announce": 1})
     classes["Ring.wait"] = Counter({"self.full wait": 1})
@@ -162,6 +165,14 @@ def wanted(plan: KernelPlan) -> Events:
         classes["Turn.wait"] = Counter({f"BARRIER_TURN sync {threads['turn']}": 1})
         classes["Turn.pass_on"] = Counter({f"BARRIER_TURN arrive {threads['turn']}": 1})
     return classes
+
+
+def map_calls(tile_map: TileMap, *, by_rows: bool, ragged: bool) -> Events:
+    """Barriers of a CTA that makes a tile map: before undecided tiles are read, and before their bits change; where its
+    warps share boxes, after these are put.
+    """
+    shares = not ragged and bool(inner_loads(tile_map.test, by_rows=by_rows))
+    return {"look_at_group": Counter({"cta sync": 1 + shares}), "decide": Counter({"cta sync": 1})}
 
 
 def _of_pairs(classes: Events) -> None:
@@ -185,9 +196,9 @@ def _of_pairs(classes: Events) -> None:
     classes["Ring.release"] = Counter({"self.empty_of arrive in cluster": 1})
 
 
-def ledger_faults(tree: ast.Module, plan: KernelPlan) -> list[str]:
+def ledger_faults(tree: ast.Module, plan: KernelPlan, ragged: bool = False) -> list[str]:
     """Every method whose synchronising calls are not those of the ledger."""
-    found, ledger = events(tree), wanted(plan)
+    found, ledger = events(tree), wanted(plan, ragged)
     out = []
     for method in sorted(found.keys() | ledger.keys()):
         has, asks = found.get(method, Counter()), ledger.get(method, Counter())

@@ -68,7 +68,7 @@ def source_faults(text: str, plan_set: PlanSet, tree: ast.Module | None = None) 
         *_names(tree, plan_set),
         *_numbers(tree, plan_set),
         *table_faults(tree, "AttentionForward", plan_set.plans[0].mask.form, meta_of(tree)),
-        *ledger_faults(tree, plan_set.plans[0]),
+        *ledger_faults(tree, plan_set.plans[0], plan_set.spec.layout.is_ragged),
         *_clusters(tree, plan_set.plans[0].launch.cluster),
     ]
 

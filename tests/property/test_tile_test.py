@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attngen.ir.tile_map import LoadRange, TileTest
-from attngen.passes.tile_test import KNOWN, LEAST, MOST, tile_test
+from attngen.ir.tile_map import KNOWN, LEAST, MOST, LoadRange, TileTest
+from attngen.passes.tile_test import tile_test
 from attngen.ref.evaluate import evaluate
-from attngen.syntax import load_spec
+from attngen.syntax import load_spec, print_expr
 
 TENSORS = """
   tensor doc: i32[batch, seqlen_kv]
@@ -57,8 +57,10 @@ BOX = 1024
 
 
 def of_tile(test: TileTest, env: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor]) -> tuple[bool, bool]:
-    """(every, some), the loads looked through as a kernel does."""
+    """(every, some), the loads looked through as a kernel does: where a tile is not `near`, none is."""
     env = dict(env)
+    if not bool(evaluate(test.near, env, tensors, clamp=True)):
+        return False, False
     for load in test.loads:
         low, high, known = looked_through(load, env, tensors)
         env |= {f"{LEAST}{load.number}": low, f"{MOST}{load.number}": high, f"{KNOWN}{load.number}": known}
@@ -118,6 +120,7 @@ def test_decides_what_it_should() -> None:
         "  mask = kv_idx <= q_pos and doc[b, q_pos] == doc[b, kv_idx]\n}\n"
     )
     test = tile_test(spec)
+    assert print_expr(test.near) == "kv_lo + seqlen_q <= q_hi + seqlen_kv"
     doc = torch.tensor([[0] * 8 + [1] * 8]).long()
     fixed = {n: torch.tensor(x) for n, x in {"b": 0, "h": 0, "seqlen_q": 16, "seqlen_kv": 16}.items()}
 

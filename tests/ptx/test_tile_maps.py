@@ -1,7 +1,7 @@
 """Kernels that walk by a tile map, executed by the checker: the map, forward, backward, turns.
 
 Blocks that tiles cut and blocks that hold tiles; lists that are empty for some rows, and for all; documents in no
-order; masks by coordinates. Memory of the map is poisoned before a call.
+order; floats of either sign, NaN and flags; masks by coordinates. Memory of the map is poisoned before a call.
 """
 
 from __future__ import annotations
@@ -45,6 +45,17 @@ def documents(spec: AttentionSpec, shape: Shape, seed: int) -> dict[str, torch.T
     return {"doc": runs.repeat_interleave(40, 1)[:, : shape.seqlen_kv].contiguous()}
 
 
+def times(spec: AttentionSpec, shape: Shape, seed: int) -> dict[str, torch.Tensor]:
+    """Runs longer than tiles, of either sign and NaN; few flags."""
+    g = torch.Generator().manual_seed(seed)
+    runs = torch.randint(-3, 4, (shape.batch, -(-shape.seqlen_kv // 150)), generator=g).float() * 0.5
+    runs[:, 1] = torch.nan if seed else -0.0
+    when = runs.repeat_interleave(150, 1)[:, : shape.seqlen_kv].contiguous()
+    flag = torch.zeros(shape.batch, shape.seqlen_kv, dtype=torch.bool)
+    flag[:, 70::200] = True
+    return {"when": when, "flag": flag}
+
+
 def nothing(spec: AttentionSpec, shape: Shape, seed: int) -> dict[str, torch.Tensor]:
     return {}
 
@@ -68,6 +79,11 @@ CASES: dict[str, tuple[str, Maker, list[Shape]]] = {
     "documents": (
         "  tensor doc: i32[batch, seqlen_kv]\n  mask = causal and document(doc)\n  score = softcap(s, 5.0)\n"
         "  block_sparse { q = 128, kv = 128 }\n", documents, [Shape(2, 1, 1, 200, 260)],
+    ),
+    "times": (
+        "  tensor when: f32[batch, seqlen_kv]\n  tensor flag: bool[batch, seqlen_kv]\n"
+        "  mask = flag[b, kv_idx] or (causal and when[b, kv_idx] < when[b, q_pos])\n"
+        "  block_sparse { q = 128, kv = 128 }\n", times, [Shape(2, 1, 1, 420, 431), Shape(1, 1, 1, 300, 460)],
     ),
     "bigbird": (BIGBIRD, nothing, [Shape(1, 1, 1, 100, 640)]),
 }  # fmt: skip
