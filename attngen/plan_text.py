@@ -148,7 +148,10 @@ def _plan(p: KernelPlan) -> Iterator[str]:
     if (c.head_dim_qk_padded, c.head_dim_v_padded) != (c.head_dim_qk, c.head_dim_v):
         padded = f", head dims padded to {c.head_dim_qk_padded} and {c.head_dim_v_padded} in shared memory"
     yield f"  compute    tile_m {c.tile_m}, tile_n {c.tile_n}, {c.warpgroups} consumer warpgroups{padded}"
-    separate = ": weights that no other key moves, no LSE" if c.rescale.value == "never" else ""
+    separate = {
+        "never": ": weights that no other key moves, no LSE",
+        "bounded": f": one reference, 2^{c.reference:.0f}, for all rows",
+    }.get(c.rescale.value, "")
     yield f"             rescale {c.rescale.value}{separate}" + (", scores element by element" if c.has_score else "")
     parts = [
         name

@@ -13,7 +13,7 @@ from attngen.emit.tables import build_arguments
 from attngen.emit.view import Formula, Output
 from attngen.emit.view_forward import KernelView, PackView, PairView, PlanView, RowResult
 from attngen.ir.expr import Atom
-from attngen.ir.plan import KernelPlan, PlanSet
+from attngen.ir.plan import KernelPlan, PlanSet, Rescale
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout, Normalizer
 from attngen.passes.epilogue import further_names
@@ -79,6 +79,10 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         pingpong=first.schedule.pingpong,
         growth=str(c.growth),
         headroom=str(c.headroom),
+        is_bounded=c.rescale is Rescale.BOUNDED,
+        follows_maxima=(follows := c.rescale is Rescale.ON_GROWTH),
+        takes_maxima=follows or spec.max_logit,
+        fixed_reference=repr(c.reference),
         headroom_note="" if c.headroom else ": P in fp16 has no exponents to spare",
         takes_exponentials=spec.normalizer is not Normalizer.RELU,
         row_note="O and LSE" if softmax else "O",

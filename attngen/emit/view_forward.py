@@ -89,6 +89,10 @@ class KernelView(CommonView):
     growth: str
     headroom: str
     headroom_note: str
+    is_bounded: bool
+    follows_maxima: bool
+    takes_maxima: bool
+    fixed_reference: str
     takes_exponentials: bool
     row_note: str
     o_has_own_buffer: bool

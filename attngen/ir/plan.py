@@ -39,6 +39,7 @@ class Rescale(StrEnum):
     """When O and the row sum follow a grown row maximum."""
 
     ON_GROWTH = "on_growth"  # when one outgrew its reference by far (exact: one reference for O, sum and LSE)
+    BOUNDED = "bounded"  # scores stay within reach of one reference, known beforehand: no row has a maximum
     NEVER = "never"  # weights that no other key moves (sigmoid, relu): no reference, no sum, no LSE
 
 
@@ -58,6 +59,8 @@ class ComputePlan(Node):
     #: log2 units: how far scores may outgrow their row's reference, and how far above the maximum a new one lies.
     growth: float = 0.0
     headroom: float = 0.0
+    #: log2 units: the reference of all rows where scores are bounded.
+    reference: float = 0.0
     #: Scores beyond scaling: evaluated element by element.
     has_score: bool
     #: Registers that expressions evaluated element by element take beside the fragments (coordinates, loads in flight).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from attngen.ir.base import Node
@@ -13,6 +14,7 @@ from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Normalizer
 from attngen.passes.base import Reject
 from attngen.passes.mask_plan import element_test, loaded_limits
+from attngen.passes.score_bound import score_bound
 from attngen.passes.score_form import ONE, score_form
 from attngen.targets import sm90
 
@@ -20,6 +22,9 @@ from attngen.targets import sm90
 #: above the maximum a new one lies. P and its sums are as precise anywhere between 2**-32 and 2**32, for bf16 has the
 #: exponents of fp32; fp16 ends at 2**16, and is precise from 2**-14 on.
 GROWTH = {DType.BF16: (32.0, 32.0), DType.FP16: (8.0, 0.0)}
+#: How far from 0 bounded scores may lie for one reference, log2 units, and the log2 of the greatest P: the least P is
+#: 2**(greatest - 2 * reach), whose products with V fp32 holds, and fp16 P is precise from 2**-14 on.
+REACH = {DType.BF16: (72.5, 48.0), DType.FP16: (14.0, 14.0)}
 #: Row and column numbers, and intermediate values of one element.
 COORDINATE_REGISTERS = 8
 #: Bounds of one clause of a union and its share of the run's state (fitted to compiled kernels: less spills).
@@ -29,6 +34,9 @@ WALK_REGISTERS = 8
 CAPTURED_REGISTERS = 6
 #: Addresses of loads that move with the column.
 ADDRESS_REGISTERS = 16
+
+
+LOG2E = math.log2(math.e)
 
 
 class Candidate(Node):
@@ -141,7 +149,12 @@ def plan_compute(spec: AttentionSpec, form: MaskForm, candidate: Candidate) -> C
         expressions += row_registers(split) + stream_registers(split, candidate)
     registers = fragment_registers(candidate, spec.head_dim_v, expressions)
     limit = sm90.REGISTERS[candidate.warpgroups][1]
-    growth, headroom = GROWTH[spec.dtype]
+    (growth, headroom), (reach, greatest) = GROWTH[spec.dtype], REACH[spec.dtype]
+    bound = score_bound(spec) * LOG2E
+    rescale = Rescale.NEVER if not softmax else Rescale.ON_GROWTH
+    if softmax and bound <= reach and not spec.max_logit:  # which takes maxima anyway
+        rescale = Rescale.BOUNDED
+    grows = rescale is Rescale.ON_GROWTH
     if registers + sm90.REGISTER_OVERHEAD > limit:
         return Reject(
             "compute",
@@ -159,9 +172,10 @@ def plan_compute(spec: AttentionSpec, form: MaskForm, candidate: Candidate) -> C
         head_dim_v=spec.head_dim_v,
         head_dim_qk_padded=padded(spec.head_dim_qk),
         head_dim_v_padded=padded(spec.head_dim_v),
-        rescale=Rescale.ON_GROWTH if softmax else Rescale.NEVER,
-        growth=growth if softmax else 0.0,
-        headroom=headroom if softmax else 0.0,
+        rescale=rescale,
+        growth=growth if grows else 0.0,
+        headroom=headroom if grows else 0.0,
+        reference=max(bound - greatest, 0.0) if rescale is Rescale.BOUNDED else 0.0,
         has_score=score,
         expression_registers=expressions,
     )

@@ -202,6 +202,8 @@ class _Execution:
         raised = torch.where(most - state.reference > c.growth, most + c.headroom, state.reference)
         top = torch.where(state.reference == -torch.inf, most, raised)
         zero = torch.zeros_like(top)
+        if c.rescale is Rescale.BOUNDED:
+            top = torch.full_like(most, c.reference)
         reference = torch.where(top == -torch.inf, zero, top)
         # a row without a reference has nothing to rescale
         shrink = torch.where(state.reference == -torch.inf, zero, (state.reference - reference).exp2())

@@ -57,6 +57,7 @@ def set_faults(plan_set: PlanSet) -> list[str]:
             p.compute.rescale,
             p.compute.growth,
             p.compute.headroom,
+            p.compute.reference,
             p.launch.cluster,
             p.compute.has_score,
         )

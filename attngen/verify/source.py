@@ -172,6 +172,7 @@ def _numbers(tree: ast.Module, plan_set: PlanSet) -> Iterator[str]:
         "LIMITS": plan_set.limits,
         "GROWTH": first.growth,
         "HEADROOM": first.headroom,
+        "REFERENCE": first.reference,
         "BARRIER_STORE": barriers.get("store of warpgroup 0", 5),
         "BARRIER_TURN": barriers.get("turn of warpgroup 0", 1),
     }
