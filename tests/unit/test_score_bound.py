@@ -31,7 +31,7 @@ UNBOUNDED = {
     "a bias beside": "tensor x: f32[heads_q]\n  score = 20.0 * tanh(s / 20.0) + x[h]",
     "one side": "score = max(s, -5.0)",
     "an open cap": "param cap: float >= 0.5 = 5.0\n  score = cap * tanh(s / cap)",
-    "a divisor that may be 0": "param d: float in -1.0..1.0 = 0.5\n  score = tanh(s) / d",
+    "a divisor that may be 0": "param part: float in -1.0..1.0 = 0.5\n  score = tanh(s) / part",
     "what no rule knows": "score = exp(s) - exp(s)",
 }
 #: Bounded, and with maxima all the same.
