@@ -47,13 +47,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "bigbird_lists_fwd_sm_90_cb79abca",
+    "kernel_id": "bigbird_lists_fwd_sm_90_9f2dd64c",
     "name": "bigbird_lists",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0cd04b74489a06cf94c6e1a60433cd64efbaff742b38384344f9d8e5b1e27b69",
-    "body_sha256": "970462157f5aa54b1650b3e6480df0948078b03e438890ad798d23970b370e7e",
+    "body_sha256": "73eb159cf8b3238507972bd58b095137f045503e21aaf1697854fa00550a9ad0",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -944,8 +944,8 @@ class AttentionForward:
         warpgroup.wait_group(0)
         rings.k.release(i)
         self.finish_first(w, n_block, masked)
-        _, tile_sum = self.online_softmax(w, first=True)
-        self.add_sums(w, tile_sum, first=True)
+        self.follow_rows(w, first=True)
+        self.add_sums(w, self.weigh(w), first=True)
         self.pack_p(w)
 
     @cute.jit
@@ -973,7 +973,8 @@ class AttentionForward:
         rings.k.release(i)
         if masked:
             self.apply_mask(w, n_block)
-        vote, tile_sum = self.online_softmax(w, first=False)
+        vote = self.follow_rows(w, first=False)
+        tile_sum = self.weigh(w)
         # Then O and the registers of the old P are free. ptxas hoists this wait among the exponentials: measured
         # better than holding it back.
         warpgroup.wait_group(0)
@@ -1112,8 +1113,8 @@ class AttentionForward:
         if vote:
             self.rescale_o(w.acc_o, [w.o_scale[0], w.o_scale[1]])
 
-    def online_softmax(self, w, first):
-        """S -> P = 2**(S - reference) in place. Returns the vote on rescaling O and this thread's part of the row sums.
+    def follow_rows(self, w, first):
+        """References where scores outgrow them. Returns the vote on rescaling O.
 
         A thread compares its own columns with the reference and the warp votes: no shuffle, no factor and no rescaling
         unless some row outgrew its reference by more than GROWTH. Exact: O, the sum and LSE use the same reference, and
@@ -1130,6 +1131,10 @@ class AttentionForward:
             grew = [fma(own[r], w.scale_log2, -w.row_ref[r]) > GROWTH for r in range(2)]
             vote = cute.arch.vote_any_sync(grew[0] | grew[1])
             self.grow_rows_if(w, own[0], own[1], vote)
+        return vote
+
+    def weigh(self, w):
+        """S -> P = 2**(S - reference) in place. Returns this thread's part of the row sums."""
         tile_sum = [None, None]
         for r in range(2):
             ref = w.row_ref[r]
@@ -1140,7 +1145,7 @@ class AttentionForward:
                     w.acc_s[i] = exp2(fma(w.acc_s[i], w.scale_log2, -ref))
                     sums[e] = w.acc_s[i] if sums[e] is None else sums[e] + w.acc_s[i]
             tile_sum[r] = sums[0] + sums[1]
-        return vote, tile_sum
+        return tile_sum
 
     def add_sums(self, w, tile_sum, first):
         """This thread's part of the row sums; the quad adds up in `finish_rows`."""

@@ -16,7 +16,7 @@ q      (batch, seqlen_q, heads_q, 256)    bf16
 k, v   (batch, seqlen_kv, heads_kv, 256)  as q; query head h reads KV head h // (heads_q / heads_kv)
 o      (batch, seqlen_q, heads_q, 256)    as q
 lse    (batch, heads_q, seqlen_q)         fp32, natural log
-cap    float scalar                       run-time value
+cap    float scalar                       run-time value, at least 1.0, at most 50.0
 keys   int scalar                         run-time value, at least 1
 q, k, v, o: last axis contiguous, other strides multiples of 8 elements, base 16-byte aligned
 scale  given by the call
@@ -57,12 +57,12 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "gemma2_local_bwd_sm_90_a7c224fa",
+    "kernel_id": "gemma2_local_bwd_sm_90_44c4eef8",
     "name": "gemma2_local",
     "direction": "backward",
     "target": "sm_90a",
     "codegen": 1,
-    "spec_sha256": "5a31e5309c94fe1ff6a6a4363a59dfa48706a3e9b0f254f9d409909ca7c8bff2",
+    "spec_sha256": "a5a3ee990b70112f77ae0082ef59137ab6df651faf7fff08b7cade3e82acf8c6",
     "body_sha256": "386f2533e8bcd53bad2ae62e65d06dd544fc9afb1e6884e62ce0ded1212c54dc",
     "layout": "bshd",
     "dtype": "bf16",
@@ -72,7 +72,7 @@ ATTN_META = {
     "scale": None,
     "has_sink": False,
     "params": [
-        {"name": "cap", "type": "float", "default": 50.0, "minimum": None, "maximum": None},
+        {"name": "cap", "type": "float", "default": 50.0, "minimum": 1.0, "maximum": 50.0},
         {"name": "keys", "type": "int", "default": 4096, "minimum": 1, "maximum": None},
     ],
     "tensors": [],

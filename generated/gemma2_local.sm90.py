@@ -11,7 +11,7 @@ q      (batch, seqlen_q, heads_q, 256)    bf16
 k, v   (batch, seqlen_kv, heads_kv, 256)  as q; query head h reads KV head h // (heads_q / heads_kv)
 o      (batch, seqlen_q, heads_q, 256)    as q
 lse    (batch, heads_q, seqlen_q)         fp32, natural log
-cap    float scalar                       run-time value
+cap    float scalar                       run-time value, at least 1.0, at most 50.0
 keys   int scalar                         run-time value, at least 1
 q, k, v, o: last axis contiguous, other strides multiples of 8 elements, base 16-byte aligned
 scale  given by the call
@@ -50,13 +50,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "gemma2_local_fwd_sm_90_ea12485d",
+    "kernel_id": "gemma2_local_fwd_sm_90_6498da7c",
     "name": "gemma2_local",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
-    "spec_sha256": "5a31e5309c94fe1ff6a6a4363a59dfa48706a3e9b0f254f9d409909ca7c8bff2",
-    "body_sha256": "ec8ed5e0f1e51464fe1677618224c32d9ab2ae73eb5e44415ec37bcdf6e7c6e5",
+    "spec_sha256": "a5a3ee990b70112f77ae0082ef59137ab6df651faf7fff08b7cade3e82acf8c6",
+    "body_sha256": "410b15d2fea70a6d26bfaae60b2659e42d76594dde1601485a408c96be2f9b34",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -65,7 +65,7 @@ ATTN_META = {
     "scale": None,
     "has_sink": False,
     "params": [
-        {"name": "cap", "type": "float", "default": 50.0, "minimum": None, "maximum": None},
+        {"name": "cap", "type": "float", "default": 50.0, "minimum": 1.0, "maximum": 50.0},
         {"name": "keys", "type": "int", "default": 4096, "minimum": 1, "maximum": None},
     ],
     "tensors": [],
@@ -85,11 +85,8 @@ HEAD_DIM_QK = 256
 HEAD_DIM_V = 256
 
 NEG_INF = -float("inf")
-LOWEST = -(2.0**31)  # in log2 units; below it fp32 does not resolve a score, which then counts as -inf
-# In log2 units: a row's reference, which P is relative to, is raised where a score outgrows it by more than GROWTH, to
-# HEADROOM above the row's maximum.
-GROWTH = 32.0
-HEADROOM = 32.0
+# Of all rows, in log2 units: P relative to it is neither too large nor too small, whatever scores a call may have.
+REFERENCE = 24.134752044448163
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000  # L2 policies of a TMA load: cute's CacheHintSm90
@@ -215,11 +212,6 @@ def quad_sum(x):
 def tanh(x):
     """Hyperbolic tangent, one MUFU.TANH (relative error about 2**-11)."""
     return cute.math.tanh(x, fastmath=True)
-
-
-def absolute(x):
-    """|x| of an int or a float."""
-    return cute.arch.fmax(x, -x) if isinstance(x, Float32) else cutlass.max(x, -x)
 
 
 # ---- schedule: pipelines and turns -----------------------------------------------------------------------------------
@@ -610,8 +602,7 @@ class AttentionForward:
         warpgroup.wait_group(0)
         rings.k.release(i)
         self.finish_first(w, n_block, masked)
-        _, tile_sum = self.online_softmax(w, first=True)
-        self.add_sums(w, tile_sum, first=True)
+        self.add_sums(w, self.weigh(w), first=True)
         self.pack_p(w)
 
     @cute.jit
@@ -641,14 +632,13 @@ class AttentionForward:
         self.apply_score(w, n_block)
         if masked:
             self.apply_mask(w, n_block)
-        vote, tile_sum = self.online_softmax(w, first=False)
+        tile_sum = self.weigh(w)
         # Then O and the registers of the old P are free. ptxas hoists this wait among the exponentials: measured
         # better than holding it back.
         warpgroup.wait_group(0)
         rings.v.release(i - 1)
         self.pack_p(w)
         self.add_sums(w, tile_sum, first=False)
-        self.rescale_o_if(w, vote)
 
     @cute.jit
     def pass_tiles(self, w, rings, i: Int32, count: Int32):
@@ -724,10 +714,9 @@ class AttentionForward:
             acc_o=cute.make_rmem_tensor(thr_pv.partition_shape_C((64, HEAD_DIM_V)), Float32),
             row_ref=cute.make_rmem_tensor((2,), Float32),  # reference: the maximum as of the last rescaling, log2 units
             row_sum=cute.make_rmem_tensor((2,), Float32),  # sum of P over this thread's columns
-            o_scale=cute.make_rmem_tensor((2,), Float32),  # what O still has to be multiplied by
             scale_log2=self.score_factor(p, b, h),  # what makes log2 units of what `score` gives
         )
-        w.o_scale.fill(1.0)
+        w.row_ref.fill(REFERENCE)
         n_min, n_max = self.cta_tiles(p, b, h, m_block)
         last_row = p.seqlen_q - 1
         q_lo = row_0
@@ -766,66 +755,13 @@ class AttentionForward:
         self.store_o(w, t, rings, o_factor, wg, thread, warp_in_wg, m_block)
         return i
 
-    # ---- compute: online softmax, in log2 units ------------------------------------------------------------------
+    # ---- compute: softmax of bounded scores, in log2 units -------------------------------------------------------
     #
     # Element acc[e + 2 r + 4 j] of a 64-row accumulator is row lane / 4 + 8 r of the warp's 16 and column
     # 8 j + 2 (lane % 4) + e.
 
-    def row_max(self, acc_s, row):
-        """This thread's maximum over its columns of row 0 or 1, in two chains."""
-        even, odd = acc_s[2 * row], acc_s[2 * row + 1]
-        for j in range(1, self.tile_n // 8):
-            even = cute.arch.fmax(even, acc_s[2 * row + 4 * j])
-            odd = cute.arch.fmax(odd, acc_s[2 * row + 4 * j + 1])
-        return cute.arch.fmax(even, odd)
-
-    def start_rows(self, w, own):
-        """First KV tile: its row maxima are the references."""
-        for r in range(2):
-            w.row_ref[r] = cute.arch.fmax(quad_max(own[r]) * w.scale_log2, LOWEST)
-
-    def grow_rows(self, w, own):
-        """Raise references that are outgrown; sums follow at once, O by `w.o_scale` once its GEMM is done.
-
-        A new one lies HEADROOM above the row's maximum, so that scores that go on rising find room for several tiles.
-        """
-        for r in range(2):
-            top = quad_max(own[r]) * w.scale_log2
-            grown = select(top - w.row_ref[r] > GROWTH, top + HEADROOM, w.row_ref[r])
-            w.o_scale[r] = exp2(w.row_ref[r] - grown)
-            w.row_ref[r] = grown
-            w.row_sum[r] = w.row_sum[r] * w.o_scale[r]
-
-    @cute.jit
-    def grow_rows_if(self, w, own_0: Float32, own_1: Float32, vote: Boolean):
-        """`grow_rows`, skipped by warps that voted against it."""
-        if vote:
-            self.grow_rows(w, [own_0, own_1])
-
-    @cute.jit
-    def rescale_o_if(self, w, vote: Boolean):
-        """O follows the references that grew, skipped by warps whose did not."""
-        if vote:
-            self.rescale_o(w.acc_o, [w.o_scale[0], w.o_scale[1]])
-
-    def online_softmax(self, w, first):
-        """S -> P = 2**(S - reference) in place. Returns the vote on rescaling O and this thread's part of the row sums.
-
-        A thread compares its own columns with the reference and the warp votes: no shuffle, no factor and no rescaling
-        unless some row outgrew its reference by more than GROWTH. Exact: O, the sum and LSE use the same reference, and
-        the largest P of a row, between 2**-HEADROOM and 2**GROWTH, loses nothing by it.
-
-        `first`: there is no reference yet. That of a row that has kept nothing so far is LOWEST: with -inf, which its
-        scores are, the exponent of P would be -inf - -inf, NaN.
-        """
-        own = [self.row_max(w.acc_s, r) for r in range(2)]
-        vote = None
-        if first:
-            self.start_rows(w, own)
-        else:
-            grew = [fma(own[r], w.scale_log2, -w.row_ref[r]) > GROWTH for r in range(2)]
-            vote = cute.arch.vote_any_sync(grew[0] | grew[1])
-            self.grow_rows_if(w, own[0], own[1], vote)
+    def weigh(self, w):
+        """S -> P = 2**(S - reference) in place. Returns this thread's part of the row sums."""
         tile_sum = [None, None]
         for r in range(2):
             ref = w.row_ref[r]
@@ -836,7 +772,7 @@ class AttentionForward:
                     w.acc_s[i] = exp2(fma(w.acc_s[i], w.scale_log2, -ref))
                     sums[e] = w.acc_s[i] if sums[e] is None else sums[e] + w.acc_s[i]
             tile_sum[r] = sums[0] + sums[1]
-        return vote, tile_sum
+        return tile_sum
 
     def add_sums(self, w, tile_sum, first):
         """This thread's part of the row sums; the quad adds up in `finish_rows`."""
@@ -865,13 +801,13 @@ class AttentionForward:
     def score_factor(self, p, b, h):
         """What multiplies every element of the score, in log2 units: the softmax does it. Positive."""
         cap = p.cap
-        return cute.arch.fmax(absolute(cap), 1e-30) * LOG2E
+        return cap * LOG2E
 
     def score(self, p, raw, row, b, h, q_idx, kv_0, column):
         """score / score_factor, for an element `raw` of Q K^T whose key is kv_0 + column."""
         cap = p.cap
         softmax_scale = p.softmax_scale
-        return tanh(raw * (select(cap < 0.0, Float32(-1.0), 1.0) * (1.0 / cap) * softmax_scale))
+        return tanh(raw * (1.0 / cap * softmax_scale))
 
     def apply_score(self, w, n_block):
         """S as the weights are made of it: over `score_factor`."""

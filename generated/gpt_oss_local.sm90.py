@@ -51,13 +51,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "gpt_oss_local_fwd_sm_90_4a790526",
+    "kernel_id": "gpt_oss_local_fwd_sm_90_79c80321",
     "name": "gpt_oss_local",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "ab7efb4d26c195b234ba98ec0eadc128a46ebfb856443c937fadc10ba0da8463",
-    "body_sha256": "1dd62c30e060254a2721e1367fcb1c3ef7fc692bd21253744f6261cb57e4d260",
+    "body_sha256": "34c331de8b07c6c593ed0af49752700ec2ad1343f66b402d3ec6777eaadf4266",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -599,8 +599,8 @@ class AttentionForward:
         warpgroup.wait_group(0)
         rings.k.release(i)
         self.finish_first(w, n_block, masked)
-        _, tile_sum = self.online_softmax(w, first=True)
-        self.add_sums(w, tile_sum, first=True)
+        self.follow_rows(w, first=True)
+        self.add_sums(w, self.weigh(w), first=True)
         self.pack_p(w)
 
     @cute.jit
@@ -626,7 +626,8 @@ class AttentionForward:
         rings.k.release(i)
         if masked:
             self.apply_mask(w, n_block)
-        vote, tile_sum = self.online_softmax(w, first=False)
+        vote = self.follow_rows(w, first=False)
+        tile_sum = self.weigh(w)
         # Then O and the registers of the old P are free. ptxas hoists this wait among the exponentials: measured
         # better than holding it back.
         warpgroup.wait_group(0)
@@ -791,8 +792,8 @@ class AttentionForward:
         if vote:
             self.rescale_o(w.acc_o, [w.o_scale[0], w.o_scale[1]])
 
-    def online_softmax(self, w, first):
-        """S -> P = 2**(S - reference) in place. Returns the vote on rescaling O and this thread's part of the row sums.
+    def follow_rows(self, w, first):
+        """References where scores outgrow them. Returns the vote on rescaling O.
 
         A thread compares its own columns with the reference and the warp votes: no shuffle, no factor and no rescaling
         unless some row outgrew its reference by more than GROWTH. Exact: O, the sum and LSE use the same reference, and
@@ -809,6 +810,10 @@ class AttentionForward:
             grew = [fma(own[r], w.scale_log2, -w.row_ref[r]) > GROWTH for r in range(2)]
             vote = cute.arch.vote_any_sync(grew[0] | grew[1])
             self.grow_rows_if(w, own[0], own[1], vote)
+        return vote
+
+    def weigh(self, w):
+        """S -> P = 2**(S - reference) in place. Returns this thread's part of the row sums."""
         tile_sum = [None, None]
         for r in range(2):
             ref = w.row_ref[r]
@@ -819,7 +824,7 @@ class AttentionForward:
                     w.acc_s[i] = exp2(fma(w.acc_s[i], w.scale_log2, -ref))
                     sums[e] = w.acc_s[i] if sums[e] is None else sums[e] + w.acc_s[i]
             tile_sum[r] = sums[0] + sums[1]
-        return vote, tile_sum
+        return tile_sum
 
     def add_sums(self, w, tile_sum, first):
         """This thread's part of the row sums; the quad adds up in `finish_rows`."""

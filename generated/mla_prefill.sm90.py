@@ -51,13 +51,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "mla_prefill_fwd_sm_90_9fe79d79",
+    "kernel_id": "mla_prefill_fwd_sm_90_0255841c",
     "name": "mla_prefill",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "e996f4ec5030b41c0a073655fe574025f7d7e53f5a6b5aaad2cae4856250813e",
-    "body_sha256": "4cf6223156ad43fcee50e20932c76643a713ea54f3fcfc4b010645ba51565791",
+    "body_sha256": "aeceb6859f2a1ffc81abde193eb861aa0184a0fee390c6ec76e5ea164c75f7a8",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -621,8 +621,8 @@ class AttentionForward:
         warpgroup.wait_group(0)
         rings.k.release(i)
         self.finish_first(w, n_block, masked)
-        _, tile_sum = self.online_softmax(w, first=True)
-        self.add_sums(w, tile_sum, first=True)
+        self.follow_rows(w, first=True)
+        self.add_sums(w, self.weigh(w), first=True)
         self.pack_p(w)
 
     @cute.jit
@@ -650,7 +650,8 @@ class AttentionForward:
         rings.k.release(i)
         if masked:
             self.apply_mask(w, n_block)
-        vote, tile_sum = self.online_softmax(w, first=False)
+        vote = self.follow_rows(w, first=False)
+        tile_sum = self.weigh(w)
         # Then O and the registers of the old P are free. ptxas hoists this wait among the exponentials: measured
         # better than holding it back.
         warpgroup.wait_group(0)
@@ -813,8 +814,8 @@ class AttentionForward:
         if vote:
             self.rescale_o(w.acc_o, [w.o_scale[0], w.o_scale[1]])
 
-    def online_softmax(self, w, first):
-        """S -> P = 2**(S - reference) in place. Returns the vote on rescaling O and this thread's part of the row sums.
+    def follow_rows(self, w, first):
+        """References where scores outgrow them. Returns the vote on rescaling O.
 
         A thread compares its own columns with the reference and the warp votes: no shuffle, no factor and no rescaling
         unless some row outgrew its reference by more than GROWTH. Exact: O, the sum and LSE use the same reference, and
@@ -831,6 +832,10 @@ class AttentionForward:
             grew = [fma(own[r], w.scale_log2, -w.row_ref[r]) > GROWTH for r in range(2)]
             vote = cute.arch.vote_any_sync(grew[0] | grew[1])
             self.grow_rows_if(w, own[0], own[1], vote)
+        return vote
+
+    def weigh(self, w):
+        """S -> P = 2**(S - reference) in place. Returns this thread's part of the row sums."""
         tile_sum = [None, None]
         for r in range(2):
             ref = w.row_ref[r]
@@ -841,7 +846,7 @@ class AttentionForward:
                     w.acc_s[i] = exp2(fma(w.acc_s[i], w.scale_log2, -ref))
                     sums[e] = w.acc_s[i] if sums[e] is None else sums[e] + w.acc_s[i]
             tile_sum[r] = sums[0] + sums[1]
-        return vote, tile_sum
+        return tile_sum
 
     def add_sums(self, w, tile_sum, first):
         """This thread's part of the row sums; the quad adds up in `finish_rows`."""

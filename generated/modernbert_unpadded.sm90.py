@@ -51,13 +51,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "modernbert_unpadded_fwd_sm_90_a360851e",
+    "kernel_id": "modernbert_unpadded_fwd_sm_90_7a88d483",
     "name": "modernbert_unpadded",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0903924f07108d85fb9619611fb53d9f68161226a764665a96de6a84560fea71",
-    "body_sha256": "a9270e4b1b25b7ac204538c1f6686db3a1feb95a4bf4e1c05edf7ee40d6d727f",
+    "body_sha256": "05064b3dfb0f16fa20091d0d0b6fc80f8005aafaa76be5645457b95a90beb80e",
     "layout": "varlen",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -734,8 +734,8 @@ class AttentionForward:
         warpgroup.wait_group(0)
         rings.k.release(i)
         self.finish_first(w, n_block, masked)
-        _, tile_sum = self.online_softmax(w, first=True)
-        self.add_sums(w, tile_sum, first=True)
+        self.follow_rows(w, first=True)
+        self.add_sums(w, self.weigh(w), first=True)
         self.pack_p(w)
 
     @cute.jit
@@ -761,7 +761,8 @@ class AttentionForward:
         rings.k.release(i)
         if masked:
             self.apply_mask(w, n_block)
-        vote, tile_sum = self.online_softmax(w, first=False)
+        vote = self.follow_rows(w, first=False)
+        tile_sum = self.weigh(w)
         # Then O and the registers of the old P are free. ptxas hoists this wait among the exponentials: measured
         # better than holding it back.
         warpgroup.wait_group(0)
@@ -926,8 +927,8 @@ class AttentionForward:
         if vote:
             self.rescale_o(w.acc_o, [w.o_scale[0], w.o_scale[1]])
 
-    def online_softmax(self, w, first):
-        """S -> P = 2**(S - reference) in place. Returns the vote on rescaling O and this thread's part of the row sums.
+    def follow_rows(self, w, first):
+        """References where scores outgrow them. Returns the vote on rescaling O.
 
         A thread compares its own columns with the reference and the warp votes: no shuffle, no factor and no rescaling
         unless some row outgrew its reference by more than GROWTH. Exact: O, the sum and LSE use the same reference, and
@@ -944,6 +945,10 @@ class AttentionForward:
             grew = [fma(own[r], w.scale_log2, -w.row_ref[r]) > GROWTH for r in range(2)]
             vote = cute.arch.vote_any_sync(grew[0] | grew[1])
             self.grow_rows_if(w, own[0], own[1], vote)
+        return vote
+
+    def weigh(self, w):
+        """S -> P = 2**(S - reference) in place. Returns this thread's part of the row sums."""
         tile_sum = [None, None]
         for r in range(2):
             ref = w.row_ref[r]
@@ -954,7 +959,7 @@ class AttentionForward:
                     w.acc_s[i] = exp2(fma(w.acc_s[i], w.scale_log2, -ref))
                     sums[e] = w.acc_s[i] if sums[e] is None else sums[e] + w.acc_s[i]
             tile_sum[r] = sums[0] + sums[1]
-        return vote, tile_sum
+        return tile_sum
 
     def add_sums(self, w, tile_sum, first):
         """This thread's part of the row sums; the quad adds up in `finish_rows`."""
