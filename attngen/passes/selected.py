@@ -11,9 +11,9 @@ Source    DeepSeek-V3.2's sparse attention (token lists a row); NSA, section 3.3
 
 from __future__ import annotations
 
-from attngen.ir.expr import Atom, Const, Expr, Load, Param, atom, const, rewrite, tensors_of
+from attngen.ir.expr import Atom, Const, Expr, Load, Param, atom, atoms_of, const, rewrite, tensors_of, walk
 from attngen.ir.functions import apply
-from attngen.ir.spec import AttentionSpec, ParamDecl, TensorDecl
+from attngen.ir.spec import AttentionSpec, ParamDecl, ScheduleHints, TensorDecl
 from attngen.ir.types import DType, Layout, Type
 from attngen.passes.placed import PLACES, of_entry, parts_of, placed, places_read
 
@@ -33,6 +33,9 @@ SEQUENCE, START = "call_sequence", "call_start"
 OWN_NAMES = {SELECTED, SEQUENCE, START, *SIZES, *RAGGED_SIZES, *(n for pair in PLACES.values() for n in pair)}
 #: Rows of a tile. Blocks of fewer take the query heads of a KV head as rows.
 TILE_M = 128
+#: Keys of a tile whose scores read tensors by listed key and by row, up to head dims of 128: an index is loaded before
+#: each element, of two rows; with 96 keys ptxas spilled 48 to 112 bytes.
+READ_TILE_N, READ_DIMS = 80, 128
 _OF_CALL = ("batch", "seqlen_q", "seqlen_kv", "heads_q")
 
 
@@ -125,7 +128,7 @@ def selected_spec(spec: AttentionSpec) -> AttentionSpec:
         sink=sink,
         epilogue=epilogue,
         block_sparse=None,
-        schedule=spec.schedule.replace(tile_m=spec.schedule.tile_m or TILE_M),
+        schedule=_schedule(spec, score),
     )
 
 
@@ -165,6 +168,14 @@ def _positions(spec: AttentionSpec) -> tuple[dict[str, Expr], Expr, Expr]:
         seqlen_q,
         seqlen_kv,
     )
+
+
+def _schedule(spec: AttentionSpec, score: Expr) -> ScheduleHints:
+    """What the spec asks for, and a tile where it does not."""
+    hints, found = spec.schedule, [n for n in walk(score) if isinstance(n, Load) and n.tensor != SELECTED]
+    held = any({"kv_idx", "q_idx"} <= atoms_of(n) for n in found) and spec.head_dim_qk <= READ_DIMS >= spec.head_dim_v
+    named = hints.tile_m or hints.tile_n
+    return hints.replace(tile_m=hints.tile_m or TILE_M, tile_n=READ_TILE_N if held and not named else hints.tile_n)
 
 
 def _of_call(t: TensorDecl, ragged: bool) -> TensorDecl:

@@ -47,6 +47,8 @@ CLAUSES = {
     "literals": "score = s * log(2.0) + exp(0.5) + floor(1.5) + min(1.0, 2.0) + abs(-2.0) + (1.0 if 1 < 2 else 0.0)",
     "functions": "score = sigmoid(s) + softplus(s) + sqrt(abs(s)) + log2(1.0 + s * s) + floor(s) + clamp(s, -1.0, 1.0)",
     "nothing": "mask = false",
+    "lists": "layout = varlen\n  tensor bias: f32[heads_q, seqlen_kv]\n  score = s + bias[h, kv_idx]\n"
+    f"  block_sparse {{ q = 1, kv = 64, lists = given }}\n  {CAUSAL}",
 }  # fmt: skip
 GRID = [
     ("full", 64, 64), ("full", 256, 256), ("full", 192, 128), ("full", 64, 256), ("causal", 72, 72),
@@ -56,6 +58,7 @@ GRID = [
     ("score", 72, 72), ("score", 128, 128), ("score", 256, 256), ("sink", 192, 128), ("bhsd", 128, 128),
     ("epilogue", 128, 128), ("epilogue", 256, 256), ("one", 128, 128), ("bools", 64, 64), ("table", 64, 64),
     ("scalars", 128, 128), ("literals", 64, 64), ("functions", 128, 128), ("nothing", 64, 64),
+    ("lists", 128, 128),
 ]  # fmt: skip
 
 
