@@ -122,7 +122,6 @@ def wanted(plan: KernelPlan, ragged: bool = False) -> Events:
     own = not plan.memory.o_in_q
     runs = plan.mask.walk == "runs"
     turn = Counter({"turn wait": 1, "turn pass_on": 1} if plan.schedule.pingpong else {})
-    start = Counter({f"BARRIER_TURN arrive {threads['turn']}": 1} if plan.schedule.pingpong else {})
     both = Counter({f"rings.{ring} {operation}": 1 for ring in "kv" for operation in ("wait", "release")})
     first = Counter({"rings.k wait": 1, "rings.k release": 1})
     last = Counter({"rings.v wait": 1, "rings.v release": 1})
@@ -144,7 +143,6 @@ def wanted(plan: KernelPlan, ragged: bool = False) -> Events:
         ),
         "load_kv": Counter({"ring acquire": 1}),
         "hear": Counter({"mailbox.full wait": 1, "mailbox.empty arrive": 1}),
-        "consume": start,
         "attend": last + Counter({"rings.q_full wait": 1}) + (q_arrive if own else Counter()),
         "first_tile": first,
         "step": both + turn,
@@ -155,6 +153,8 @@ def wanted(plan: KernelPlan, ragged: bool = False) -> Events:
         methods["pass_tile"] = both + turn
     if plan.mask.map is not None:
         methods |= map_calls(plan.mask.map, by_rows=True, ragged=ragged)
+    if plan.schedule.pingpong:
+        methods["consume"] = Counter({f"BARRIER_TURN arrive {threads['turn']}": 1})
     classes = {f"AttentionForward.{name}": calls for name, calls in methods.items()}
     classes["Ring.acquire"] = Counter({"self.empty wait": 1, "self.full announce": 1})
     classes["Ring.wait"] = Counter({"self.full wait": 1})
