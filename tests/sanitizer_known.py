@@ -34,11 +34,15 @@ KNOWN = (
 
 
 def known_kind(report: Report, path: Path) -> bool:
-    """Whether some entry has all of a report's places, which lie in the kernel's file `path`."""
-    if not report.what.startswith("Race reported between Write access") or not report.beside:
+    """Whether some entry has all of a report's places, which lie in the kernel's file `path`: one write and the reads
+    beside it, or the other way round.
+    """
+    kind = re.fullmatch(r"Race reported between (Write|Read) access", report.what)
+    if kind is None or not report.beside:
         return False
-    said = [_said(place, path) for place in (report.at, *report.beside)]
-    return any(k.write in said[0] and all(k.read in other for other in said[1:]) for k in KNOWN)
+    one, *others = (_said(place, path) for place in (report.at, *report.beside))
+    writes, reads = ([one], others) if kind[1] == "Write" else (others, [one])
+    return any(all(k.write in w for w in writes) and all(k.read in r for r in reads) for k in KNOWN)
 
 
 def _said(place: str, path: Path) -> str:

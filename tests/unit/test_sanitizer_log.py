@@ -83,3 +83,13 @@ def test_a_race_is_known_by_what_its_lines_say(tmp_path: Path, write: int, reads
     assert not known_kind(race._replace(what="Barrier error detected. Divergent thread(s) in block."), path)
     assert not known_kind(race._replace(beside=("kernel+0x10",)), path)
     assert not known_kind(race._replace(beside=()), path)
+
+
+def test_a_race_that_is_told_from_its_read_is_known_too(tmp_path: Path) -> None:
+    path = tmp_path / "some.py"
+    path.write_text(KERNEL)
+    read, write = "kernel+0x90 in some.py:5", "kernel+0x10 in some.py:2"
+    race = Report("Race reported between Read access", read, (write, write), 1)
+    assert known_kind(race, path)
+    assert not known_kind(race._replace(at=write, beside=(read,)), path)
+    assert not known_kind(race._replace(beside=(write, read)), path)
