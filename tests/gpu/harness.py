@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +70,25 @@ def verify(
     (wide_o,) = bshd(spec, o)
     assert_close(wide_o, spec, wide_q, wide_k, wide_v, lse=rows, params=named, tensors=tensors)
     return o, rows
+
+
+@contextmanager
+def no_waits() -> Iterator[None]:
+    """What runs inside fails if it waits for the GPU."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def replayed(call: Callable[[], torch.Tensor], want: torch.Tensor) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    """`call` captured in a CUDA graph, and what a replay of it fills, which is `want` the first time."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, want)
+    return graph, out

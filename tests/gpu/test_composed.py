@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import EXAMPLES
+from harness import EXAMPLES, no_waits, replayed
 
 import attngen
 from attngen import samples
@@ -153,16 +153,7 @@ def test_no_wait_and_graphs(name: str) -> None:
     """No call waits for the GPU; a CUDA graph replays it."""
     call = calls()[name]
     want = call()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         again = call()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(again, want)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = call()
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(out, want)
+    replayed(call, want)

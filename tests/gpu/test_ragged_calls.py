@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from harness import no_waits, replayed
 
 import attngen
 from attngen.diag.diagnostic import AttnError
@@ -178,12 +179,8 @@ def test_captured_tensors_and_outputs(layout: str, name: str) -> None:
     if layout == "padded":
         do = do.masked_fill(~_used(batch, 0)[..., None, None], float("nan"))
     found = torch.autograd.grad(o, leaves, do)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         torch.autograd.grad(call(), leaves, do)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     totals: list[list[torch.Tensor]] = []
     for dtype, f in ((torch.float64, dense.attention), (BF16, dense.same_dtype)):
         wide = torch.float64 if dtype is torch.float64 else torch.float32
@@ -258,15 +255,6 @@ def test_no_wait_no_compile_and_graphs(layout: str) -> None:
     attn = attngen.build(text(layout, "causal", 64))
     batch = Batch(layout, 64)
     attn(*batch.inputs, **batch.named)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         want = attn(*batch.inputs, **batch.named)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = attn(*batch.inputs, **batch.named)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(out, want)
+    replayed(lambda: attn(*batch.inputs, **batch.named), want)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from harness import no_waits, replayed
 
 import attngen
 from attngen.ref import dense, ragged
@@ -160,19 +161,10 @@ def test_no_wait_and_graphs(layout: str, kind: str) -> None:
         return found
 
     want = call()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         again = call()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(again, want)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = call()
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(out, want)
+    graph, out = replayed(call, want)
     first = next(iter(batch.lengths.values()))
     first[-1:] -= 50  # fewer rows of the last sequence
     other = call()
