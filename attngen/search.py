@@ -114,7 +114,11 @@ def choice_of(p: KernelPlan) -> Choice:
 def plan_choice(spec: AttentionSpec, form: MaskForm, choice: Choice) -> KernelPlan | Reject:
     """The plan of that name, or why a pass turns it down."""
     hints = ScheduleHints(
-        stages=choice.stages, order=choice.order, pingpong=choice.pingpong, cluster=(2, 1) if choice.pairs else None
+        stages=choice.stages,
+        order=choice.order,
+        pingpong=choice.pingpong,
+        cluster=(2, 1) if choice.pairs else None,
+        pack_gqa=spec.schedule.pack_gqa,
     )
     outcome: KernelPlan | Reject = Reject("compute", "no such tile", 1.0)
     for hoisting in (True, False):
@@ -134,7 +138,10 @@ def _tuned_plans(spec: AttentionSpec, form: MaskForm, tuned: Tuned) -> tuple[Ker
             log.warning("the tuned plan %s of `%s` is not used, %s; tune again", choice.text, spec.name, why)
             return ()
     found = tuple(p for p in plans if isinstance(p, KernelPlan))
-    return found if len({skeleton(p) for p in found}) == 1 else ()
+    if len({skeleton(p) for p in found}) != 1:
+        log.warning("the tuned plans of `%s` no longer fit one file and are not used; tune again", spec.name)
+        return ()
+    return found
 
 
 @staged("plan")

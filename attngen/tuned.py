@@ -1,13 +1,11 @@
-"""The store of tuned choices: what `attngen tune` measured on the chips of this machine.
+"""Tuned choices: what `attngen tune` measured on the chips of this machine, and what ships of such runs.
 
-    <root>/tuned/<target>.json      {"schema": 1, "records": [Tuned, ...]}
+    <root>/tuned/<target>.json      {"schema": 2, "records": [Tuned, ...]}
+    targets/<target>_tuned.json     the same, of the package: data, written by `attngen tune --export`
 
-A record belongs to a chip (its name as the driver says it) and a class of specs: those that mean the same but for
-names, documentation, defaults of params and the `schedule` clause. A spec that asks for a tile, stages, order or
-ping-pong of its own is not tuned: what it says is what it gets.
-
-Beside the store, records ship with the package for chips that they were measured on: `targets/<target>_tuned.json`, in
-the same form, with classes of plain attention named in words (`plain_class`). The machine's own record comes first.
+A record belongs to a chip (its name as the driver says it) and a class of specs (`spec_class`); within it, lengths are
+the classes of shapes. A spec that asks for a tile, stages, order or ping-pong of its own is not tuned: what it says is
+what it gets. The machine's own record comes before the one that ships.
 """
 
 from __future__ import annotations
@@ -15,48 +13,55 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from filelock import FileLock
 from pydantic import ValidationError
 
 from attngen.diag.diagnostic import error
-from attngen.ir.expr import Apply, atom, const
+from attngen.ir.expr import const
 from attngen.ir.spec import AttentionSpec, BackwardHints, ScheduleHints
 from attngen.ir.tuned import Tuned
-from attngen.ir.types import DType, Layout, Type
+from attngen.ir.types import DType, Layout
 from attngen.source import write_atomic
 
 log = logging.getLogger("attngen.tuned")
-SCHEMA = 1
-_CAUSAL = Apply(type=Type.BOOL, fn="le", args=(atom("kv_idx"), atom("q_pos")))
-_PLAIN_MASKS = {"full": const(True), "causal": _CAUSAL}
+SCHEMA = 2
 
 
 def spec_class(spec: AttentionSpec) -> str:
-    """A name for everything of `spec` that a plan depends on."""
-    params = tuple(p.replace(default=None) for p in spec.params)
-    bare = spec.replace(name="", doc=None, params=params, schedule=ScheduleHints(), targets=())
+    """A name for everything of `spec` that a choice depends on.
+
+    Not of it: names, documentation, defaults of params, what gradients need, the scale, which 16-bit dtype, which dense
+    layout, and of the `schedule` clause all but the query heads that share a tile.
+    """
+    dense = spec.layout if spec.layout.is_ragged else Layout.BSHD
+    bare = spec.replace(
+        name="",
+        doc=None,
+        dtype=DType.BF16,
+        layout=dense,
+        scale=const(1.0),
+        params=tuple(p.replace(default=None) for p in spec.params),
+        tensors=tuple(t.replace(grad=False) for t in spec.tensors),
+        schedule=ScheduleHints(pack_gqa=pack_of(spec) if pack_of(spec) > 1 else None),
+        backward=BackwardHints(),
+        targets=(),
+    )
     return hashlib.sha256(bare.model_dump_json().encode()).hexdigest()[:16]
 
 
-def plain_class(spec: AttentionSpec) -> str | None:
-    """`full 128` or `causal 192 128` for attention that is that and nothing else, of any dtype and scale; else None."""
-    if spec.layout.is_ragged:
-        return None
-    same = {"name": "", "doc": None, "dtype": DType.BF16, "layout": Layout.BSHD, "targets": (), "scale": const(1.0)}
-    bare = spec.replace(**same, schedule=ScheduleHints(), backward=BackwardHints())
-    for name, mask in _PLAIN_MASKS.items():
-        dims = {"head_dim_qk": spec.head_dim_qk, "head_dim_v": spec.head_dim_v}
-        if bare == AttentionSpec(name="", **dims, scale=const(1.0), score=atom("s"), mask=mask, epilogue=atom("o")):
-            return " ".join([name, *dict.fromkeys(map(str, dims.values()))])
-    return None
+def pack_of(spec: AttentionSpec) -> int:
+    """Query heads of a KV head that share a row tile of this spec's kernel."""
+    return spec.schedule.pack_gqa or 1
 
 
 def is_tunable(spec: AttentionSpec) -> bool:
     """Whether the spec leaves its plan to the search."""
     s = spec.schedule
-    return (s.tile_m, s.tile_n, s.stages, s.order, s.pingpong, s.pack_gqa, s.cluster) == (None,) * 7
+    return (s.tile_m, s.tile_n, s.stages, s.order, s.pingpong, s.cluster) == (None,) * 6
 
 
 def path_of(root: Path, target: str) -> Path:
@@ -69,10 +74,16 @@ def records(root: Path, target: str) -> tuple[Tuned, ...]:
     return _read(path_of(root, target))
 
 
+def shipped_path(target: str) -> Path:
+    """The file of records that come with the package."""
+    name = target.removesuffix("a").replace("_", "")
+    return Path(__file__).resolve().parent / "targets" / f"{name}_tuned.json"
+
+
+@cache
 def shipped(target: str) -> tuple[Tuned, ...]:
     """The records that come with the package."""
-    name = target.removesuffix("a").replace("_", "")
-    return _read(Path(__file__).resolve().parent / "targets" / f"{name}_tuned.json")
+    return _read(shipped_path(target))
 
 
 def _read(path: Path) -> tuple[Tuned, ...]:
@@ -95,11 +106,8 @@ def find(root: Path, target: str, chip: str, spec: AttentionSpec) -> Tuned | Non
     """The record for this chip and spec: the store's, else the one that ships."""
     if not is_tunable(spec):
         return None
-    name, plain = spec_class(spec), plain_class(spec)
-    own = next((r for r in records(root, target) if (r.chip, r.spec_class) == (chip, name)), None)
-    if own is not None or plain is None:
-        return own
-    return next((r for r in shipped(target) if (r.chip, r.spec_class) == (chip, plain)), None)
+    wanted = (chip, spec_class(spec))
+    return next((r for r in (*records(root, target), *shipped(target)) if (r.chip, r.spec_class) == wanted), None)
 
 
 def keep(root: Path, target: str, record: Tuned) -> Path:
@@ -110,16 +118,18 @@ def keep(root: Path, target: str, record: Tuned) -> Path:
     return _add(path_of(root, target), record)
 
 
-def export(path: Path, spec: AttentionSpec, record: Tuned) -> Path:
-    """Add a record of plain attention to a file of the shipped form: its class in words, rates of its own plans only.
+def export(path: Path, record: Tuned) -> Path:
+    """Add a record to a file of the shipped form: rates of its own plans only.
 
-    Raises: AttnError E0503 where the spec is not plain attention, E0520 where the file cannot be written.
+    Raises: AttnError E0520 where the file cannot be written.
     """
-    plain = plain_class(spec)
-    if plain is None:
-        raise error("E0503", f"`{spec.name}` is more than full or causal attention, whose records ship")
-    rates = tuple(r for r in record.rates if r.choice in record.plans)
-    return _add(path, record.replace(spec_class=plain, rates=rates))
+    return _add(path, record.replace(rates=tuple(r for r in record.rates if r.choice in record.plans)))
+
+
+def as_text(found: Sequence[Tuned]) -> str:
+    """A file of records, a line each: so differences of what ships can be read."""
+    lines = ",\n".join("  " + r.model_dump_json() for r in found)
+    return f'{{"schema": {SCHEMA}, "records": [\n{lines}\n]}}\n'
 
 
 def _add(path: Path, record: Tuned) -> Path:
@@ -128,8 +138,7 @@ def _add(path: Path, record: Tuned) -> Path:
         with FileLock(path.with_suffix(".lock"), timeout=30):
             mine = (record.chip, record.spec_class)
             others = [r for r in _read(path) if (r.chip, r.spec_class) != mine]
-            kept = [json.loads(r.model_dump_json()) for r in (*others, record)]
-            write_atomic(path, (json.dumps({"schema": SCHEMA, "records": kept}, indent=1) + "\n").encode())
+            write_atomic(path, as_text((*others, record)).encode())
     except OSError as why:
         raise error(
             "E0520",
@@ -147,6 +156,5 @@ def forget(root: Path, target: str, spec: AttentionSpec | None = None) -> int:
     with FileLock(path.with_suffix(".lock"), timeout=30):
         found = records(root, target)
         left = [r for r in found if spec is not None and r.spec_class != spec_class(spec)]
-        kept = [json.loads(r.model_dump_json()) for r in left]
-        write_atomic(path, (json.dumps({"schema": SCHEMA, "records": kept}, indent=1) + "\n").encode())
+        write_atomic(path, as_text(left).encode())
     return len(found) - len(left)

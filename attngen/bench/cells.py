@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attngen.ir.spec import AttentionSpec
+    from attngen.samples import Shape
+
+    #: Captured tensors of a call by name, on the CPU.
+    Captured = Callable[[Shape], dict[str, Any]]
 
 #: Tokens in a batch and model width of the usual attention benchmarks: batch TOKENS / seqlen, heads WIDTH / head_dim.
 TOKENS, WIDTH = 32768, 2048
@@ -50,6 +55,15 @@ class Cell:
         """
         qk, v = self.spec.head_dim_qk, self.spec.head_dim_v
         return 2.0 * self.batch * self.heads_q * kept_pairs * (3 * qk + 2 * v if backward else qk + v)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A cell with the values of its params, and of its captured tensors where they are not drawn from the seed."""
+
+    cell: Cell
+    params: dict[str, Any] = field(default_factory=dict)
+    captured: Captured | None = None
 
 
 def _short(n: int) -> str:

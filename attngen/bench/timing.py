@@ -29,15 +29,15 @@ class Timing:
 
 
 class Slot:
-    """One kernel, and how often to launch it for a slot of `SLOT_MS`."""
+    """One kernel, and how often to launch it for a slot of `SLOT_MS`, or of another length with warming in scale."""
 
-    def __init__(self, name: str, call: Callable[[], Any]) -> None:
+    def __init__(self, name: str, call: Callable[[], Any], slot_ms: float = SLOT_MS) -> None:
         self.name, self.call = name, call
         self.times: list[float] = []
         run_once(call, 2)
         once = max(run_once(call, 3), 1e-3)
-        self.launches = max(3, min(_MAX_LAUNCHES, round(SLOT_MS / once)))
-        self.warm = max(2, min(_MAX_LAUNCHES, round(WARM_MS / once)))
+        self.launches = max(3, min(_MAX_LAUNCHES, round(slot_ms / once)))
+        self.warm = max(2, min(_MAX_LAUNCHES, round(WARM_MS * slot_ms / SLOT_MS / once)))
 
     def round(self) -> None:
         """Warm, then time one slot."""

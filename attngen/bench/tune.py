@@ -1,49 +1,77 @@
-"""Tuning: measure the plans that the search could choose, and record those that are fastest on the GPU at hand.
+"""Tuning: which plans to measure, and of those measured which to record. Nothing here touches a GPU.
 
-Two rounds, each one set of kernels, compiled side by side and timed together as every benchmark here is (random order,
-each warmed by itself, medians): first every tile as the planner would schedule it, then for the winners what the
-planner decides by rule: order of tiles, ping-pong, stages, where O lies.
+Two rough rounds, each one set of kernels: every tile as the planner would schedule it, then for the winners what the
+planner decides by rule: order of tiles, ping-pong, stages, where O lies, CTAs in pairs. What comes near the best, and
+what the planner would have taken, is measured once more, carefully and side by side; only that is recorded.
+
+What a plan does not vary is no choice here either: the register split follows from the warpgroups, the rescale policy
+from the scores, P stays in registers, and loops are unrolled and exponentials made as the templates say.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, product
-from typing import TYPE_CHECKING, Any
 
 from attngen import search
-from attngen.bench.cells import Cell
 from attngen.ir.plan import KernelPlan, PlanSet
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.tuned import Choice, Rate, Tuned
-from attngen.ir.types import Layout
 from attngen.passes import choose
 from attngen.passes.cost import launch_cycles
 from attngen.passes.launch import unpaired
 from attngen.passes.mask_form import mask_form
-from attngen.tuned import spec_class
+from attngen.tuned import pack_of, spec_class
 
-if TYPE_CHECKING:
-    from attngen.samples import Shape
-
-#: TFLOP/s of plans (outer) at the lengths (inner).
+#: TFLOP/s of plans (outer) at the lengths (inner); 0 for a plan that did not run.
 Rates = list[tuple[float, ...]]
-Measure = Callable[[Sequence[KernelPlan]], Rates]
 #: Tiles of the first round, best by the planner's ranking first; winners that go on to the second.
 CANDIDATES, FINALISTS = 14, 3
+#: Plans within this share of the best at some length are measured carefully, at most so many beside the planner's.
+NEAR, CAREFUL = 0.06, 8
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Plans to be measured, of one kernel file each; `rough`: to tell which are worth a careful measurement."""
+
+    planned: PlanSet
+    plans: tuple[KernelPlan, ...]
+    rough: bool
+
+    def alone(self, p: KernelPlan) -> PlanSet:
+        """A file of one of them."""
+        return self.planned.replace(plans=(p,), limits=(), small=None, rejected=(), others=())
+
+
+Measure = Callable[[Ask], Rates]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A tuning run: the record, and how far the planner's own choice was behind at each length (0.03: 3 %)."""
+    """A tuning run: the record, and the rates of the planner's own choice and of the fastest plan at each length."""
 
     record: Tuned
     static: tuple[Choice, ...]
-    behind: tuple[float, ...]
+    static_rates: tuple[float, ...]
+    best_rates: tuple[float, ...]
+    #: Plans that were measured, roughly or not.
+    tried: int
+
+    @property
+    def chosen_rates(self) -> tuple[float, ...]:
+        """Rates of the recorded plans at each length."""
+        r, rates = self.record, {x.choice: x.tflops for x in self.record.rates}
+        at = [next((i for i, limit in enumerate(r.limits) if n <= limit), len(r.limits)) for n in r.lengths]
+        return tuple(rates[r.plans[i]][j] for j, i in enumerate(at))
+
+    @property
+    def behind(self) -> tuple[float, ...]:
+        """How far the planner's own choice was behind at each length (0.03: 3 %)."""
+        return tuple(_over(b, s) - 1.0 for b, s in zip(self.best_rates, self.static_rates, strict=True))
 
 
 def tune(
@@ -58,32 +86,81 @@ def tune(
 
     Raises: AttnError E04xx where no plan serves the spec.
     """
+    run = steps(spec, target, chip, lengths, candidates)
+    ask = next(run)
+    while True:
+        try:
+            ask = run.send(measure(ask))
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            return outcome
+
+
+def steps(
+    spec: AttentionSpec,
+    target: str,
+    chip: str,
+    lengths: Sequence[int],
+    candidates: int = CANDIDATES,
+    finalists: int = FINALISTS,
+    title: str = "",
+) -> Generator[Ask, Rates, Outcome]:
+    """`tune` as a coroutine: asks for measurements, is sent rates, so that whoever measures may serve several."""
     planned = search.plan(spec, target)
     orders = [sorted(planned.others, key=partial(_cycles, n)) for n in reversed(lengths)]
     ranked = list(dict.fromkeys(chain.from_iterable(zip(*orders, strict=True))))  # the best of each length in turn
     tiles = {p.name: p for p in reversed([*planned.plans, *ranked])}  # of each tile the first; O's place comes later
     plans = [*planned.plans, *(p for p in ranked if tiles[p.name] is p)][: max(candidates, len(planned.plans))]
-    rates = measure(plans)
-    more = _distinct([v for p in _winners(plans, rates) for v in variations(spec, p)], known=plans)
+    rates = yield Ask(planned, tuple(plans), rough=True)
+    winners = _winners(plans, rates, finalists)
+    more = _distinct([v for p in winners for v in variations(planned.spec, p)], known=plans)
     if more:
-        rates += measure(more)
+        rates += yield Ask(planned, tuple(more), rough=True)
         plans += more
-    chosen, limits = pick(plans, rates, tuple(lengths))
+    static = [planned.plans[planned.index(n, n)] for n in lengths]
+    careful = list(dict.fromkeys([*static, *_near(plans, rates)]))
+    tried, rates = len(plans), (yield Ask(planned, tuple(careful), rough=False))
+    chosen, limits = pick(careful, rates, tuple(lengths))
     record = Tuned(
         chip=chip,
+        spec=title or spec.name,
+        head_dims=(spec.head_dim_qk, spec.head_dim_v),
+        pack=pack_of(spec),
         spec_class=spec_class(spec),
         lengths=tuple(lengths),
-        plans=tuple(search.choice_of(plans[i]) for i in chosen),
+        plans=tuple(search.choice_of(careful[i]) for i in chosen),
         limits=limits,
-        rates=tuple(Rate(choice=search.choice_of(p), tflops=r) for p, r in zip(plans, rates, strict=True)),
+        rates=tuple(Rate(choice=search.choice_of(p), tflops=r) for p, r in zip(careful, rates, strict=True)),
     )
-    static = [plans.index(planned.plans[planned.index(n, n)]) for n in lengths]
-    behind = tuple(max(r[j] for r in rates) / rates[i][j] - 1.0 for j, i in enumerate(static))
-    return Outcome(record, tuple(search.choice_of(p) for p in planned.plans), behind)
+    return Outcome(
+        record,
+        tuple(search.choice_of(p) for p in planned.plans),
+        tuple(rates[careful.index(p)][j] for j, p in enumerate(static)),
+        tuple(max(column) for column in zip(*rates, strict=True)),
+        tried,
+    )
 
 
 def _cycles(seqlen: int, p: KernelPlan) -> float:
     return launch_cycles(p, seqlen)
+
+
+def _over(a: float, b: float) -> float:
+    """a / b, of a plan that did not run infinitely much."""
+    return a / b if b else math.inf
+
+
+def _near(plans: Sequence[KernelPlan], rates: Rates) -> list[KernelPlan]:
+    """Plans that come near the best at some length, at most CAREFUL: the best of each length in turn."""
+    found: dict[int, None] = {}
+    columns = [
+        sorted(range(len(plans)), key=lambda i: (-rates[i][j], -math.prod(rates[i]))) for j in range(len(rates[0]))
+    ]
+    for place in zip(*columns, strict=True):
+        for j, i in enumerate(place):
+            if _over(rates[columns[j][0]][j], rates[i][j]) < 1 + NEAR:
+                found.setdefault(i)
+    return [plans[i] for i in list(found)[:CAREFUL]]
 
 
 def variations(spec: AttentionSpec, p: KernelPlan) -> list[KernelPlan]:
@@ -112,7 +189,7 @@ def pick(
     the split is taken that loses least, and a further plan only where it saves more than noise.
     """
     best = [max(r[j] for r in rates) for j in range(len(lengths))]
-    slower = [[b / t for b, t in zip(best, r, strict=True)] for r in rates]
+    slower = [[_over(b, t) for b, t in zip(best, r, strict=True)] for r in rates]
     options = []
     for skeleton in dict.fromkeys(choose.skeleton(p) for p in plans):
         tiles: dict[str, list[int]] = {}
@@ -136,68 +213,9 @@ def _distinct(plans: Iterable[KernelPlan], known: Sequence[KernelPlan] = ()) -> 
     return found
 
 
-def _winners(plans: Sequence[KernelPlan], rates: Rates) -> list[KernelPlan]:
-    """The best plan at each length, then the best on the whole, at most FINALISTS."""
+def _winners(plans: Sequence[KernelPlan], rates: Rates, count: int) -> list[KernelPlan]:
+    """The best plan at each length, then the best on the whole, at most `count`."""
     lengths = range(len(rates[0]))
     by_length = [max(range(len(plans)), key=lambda i: rates[i][j]) for j in lengths]
     overall = sorted(range(len(plans)), key=lambda i: -math.prod(rates[i]))
-    return [plans[i] for i in list(dict.fromkeys([*by_length, *overall]))[:FINALISTS]]
-
-
-class OnGpu:
-    """`Measure` on the current CUDA device: compiles `jobs` kernels at once, then times all of them cell by cell."""
-
-    def __init__(
-        self,
-        cells: Sequence[Cell],
-        params: Mapping[str, Any],
-        target: str,
-        *,
-        rounds: int,
-        jobs: int,
-        seed: int = 0,
-        captured: Callable[[Shape], dict[str, Any]] | None = None,
-        say: Callable[[str], None] = lambda line: None,
-    ) -> None:
-        self.cells, self.params, self.target, self.captured = cells, params, target, captured
-        self.rounds, self.jobs, self.seed, self.say = rounds, jobs, seed, say
-
-    def __call__(self, plans: Sequence[KernelPlan]) -> Rates:
-        import torch
-
-        calls = self._compiled(plans)
-        columns = []
-        for cell in self.cells:
-            columns.append(self._rates(cell, calls))
-            self.say(f"  {cell.label}: best {max(columns[-1]):.0f} TFLOP/s of {len(calls)} plans")
-            torch.cuda.empty_cache()
-        return [tuple(row) for row in zip(*columns, strict=True)]
-
-    def _rates(self, cell: Cell, calls: Sequence[Callable[..., Any]]) -> list[float]:
-        from attngen.bench import runner, timing
-
-        q, k, v, named, pairs = runner.arguments(cell, self.params, self.seed, self.captured)
-        if cell.spec.layout is Layout.BHSD:
-            q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
-        slots = [timing.Slot(str(i), partial(f, q, k, v, **named)) for i, f in enumerate(calls)]
-        timing.interleave(slots, self.rounds, self.seed)
-        return [cell.flops(pairs) / s.timing().median_ms / 1e9 for s in slots]
-
-    def _compiled(self, plans: Sequence[KernelPlan]) -> list[Callable[..., Any]]:
-        import torch
-
-        from attngen.emit.module import emit
-        from attngen.jit.cache import KernelCache
-        from attngen.jit.kernel import Attention
-        from attngen.settings import settings
-
-        spec, cache = self.cells[0].spec, KernelCache(settings().cache_dir, persistent=settings().use_cache)
-        made = [
-            Attention(spec, emit(PlanSet(spec=spec, target=self.target, plans=(p,), limits=())), self.target, cache)
-            for p in plans
-        ]
-        device = torch.cuda.current_device()  # a thread's own is the first
-        with ThreadPoolExecutor(max(1, self.jobs)) as pool:
-            for done, _ in enumerate(pool.map(lambda a: a.compile(device), made), 1):
-                self.say(f"  compiled {done} of {len(made)}")
-        return list(made)
+    return [plans[i] for i in list(dict.fromkeys([*by_length, *overall]))[:count]]

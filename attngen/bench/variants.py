@@ -7,20 +7,19 @@ small window GPT-OSS's head dim 64 with the model width kept. Unmasked rows are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attngen.bench.cells import WIDTH, Cell
 from attngen.samples import Shape
+
+if TYPE_CHECKING:
+    from attngen.bench.cells import Captured
 
 #: The peer that a grid of variants is compared with, whatever else serves some of them.
 AGAINST = "flex"
 BATCH, SEQLEN = 2, 16384
 WINDOW, DOCUMENT, PREFIX, CAP, SLOPE, SINK_WINDOW = 1025, 1500, 4096, 30.0, 0.001, 128
-
-#: Captured tensors of a call by name, on the CPU.
-Captured = Callable[[Shape], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Variant:
         return Cell(spec, batch, heads, heads, seqlen, seqlen, self.title)
 
 
-def _starts(shape: Shape) -> dict[str, Any]:
+def starts(shape: Shape) -> dict[str, Any]:
     """Documents of DOCUMENT tokens: where each position's begins."""
     import torch
 
@@ -61,7 +60,7 @@ def _prefix(shape: Shape) -> dict[str, Any]:
     return {"prefix": torch.full((shape.batch,), PREFIX, dtype=torch.int32)}
 
 
-def _slopes(shape: Shape) -> dict[str, Any]:
+def slopes(shape: Shape) -> dict[str, Any]:
     """ALiBi's: 2^(-8 (h + 1) / heads)."""
     import torch
 
@@ -73,9 +72,9 @@ VARIANTS: tuple[Variant, ...] = (
     Variant("full", "full", "full"),
     Variant("causal", "causal", "causal"),
     Variant("window 1024", "mistral", "mistral", {"window": WINDOW}),
-    Variant("documents 1500", "packing", "packing", captured=_starts),
+    Variant("documents 1500", "packing", "packing", captured=starts),
     Variant("prefix 4096", "prefix_lm", "prefix_lm", captured=_prefix),
-    Variant("ALiBi causal", "alibi", "alibi", captured=_slopes),
+    Variant("ALiBi causal", "alibi", "alibi", captured=slopes),
     Variant("softcap causal", "gemma2", "gemma2_global", {"cap": CAP}),
     Variant("relative", "relative", "relative", {"slope": SLOPE}),
     Variant("full", "full", "full", head_dim=64),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,20 +14,10 @@ from attngen.cli import arguments, common, files
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from attngen.bench.cells import Cell
+    from attngen.bench.cells import Cell, Work
     from attngen.bench.runner import Row
-    from attngen.bench.variants import Captured
 
 PEERS_DEFAULT, VARIANT_PEERS = "fa3,fa4,cudnn,fa2,flex", "flex,fa4,cudnn"
-
-
-@dataclass(frozen=True)
-class Work:
-    """A cell with the values of its params, and of its captured tensors where they are not drawn from the seed."""
-
-    cell: Cell
-    params: dict[str, Any] = field(default_factory=dict)
-    captured: Captured | None = None
 
 
 def bench(
@@ -90,6 +79,7 @@ def bench(
 ) -> None:
     """Measure kernels side by side: random order, each warmed by itself, median of rounds, with the matmul ceiling."""
     from attngen import samples
+    from attngen.bench.cells import Work
     from attngen.bench.variants import AGAINST
 
     if (spec is not None) + grid + variants + masks != 1:
@@ -195,6 +185,7 @@ def _variant_cells(
     only: str | None, lengths: tuple[int, ...] | None, changes: dict[str, object], given: dict[str, str]
 ) -> Iterator[Work]:
     from attngen import samples
+    from attngen.bench.cells import Work
     from attngen.bench.variants import SEQLEN, chosen
 
     try:

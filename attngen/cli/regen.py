@@ -1,4 +1,4 @@
-"""`attngen regen`: write the gallery in generated/, or check that it is what this compiler writes."""
+"""`attngen regen`: write the gallery in generated/ and what else follows from the source, or check that it does."""
 
 from __future__ import annotations
 
@@ -77,6 +77,7 @@ def regen(
         wanted[_checkout() / "attngen" / "docs" / "reference.md"] = reference.render()
         readme = _checkout() / "README.md"
         wanted[readme] = with_kernel_head(readme.read_text(encoding="utf-8"))
+        wanted |= shipped_records()
     stale: list[str] = []
     for path, text in wanted.items():
         name = path.name
@@ -138,6 +139,19 @@ def _described(spec: AttentionSpec, entry: Entry) -> str:
         return describe(plan(spec, entry.target), everything=True)
     gradients = plan_gradients(spec, entry.target)
     return describe_backward(gradients.plans, gradients.refused, everything=True)
+
+
+def shipped_records() -> dict[Path, str]:
+    """The tuned records that ship, each found by the class that its spec has today."""
+    from attngen import tuned
+    from attngen.bench.tune_grid import spec_of
+    from attngen.settings import DEFAULT_TARGET
+
+    records = [
+        r.replace(spec_class=tuned.spec_class(spec_of(r.spec, r.head_dims, r.pack)))
+        for r in tuned.shipped(DEFAULT_TARGET)
+    ]
+    return {tuned.shipped_path(DEFAULT_TARGET): tuned.as_text(records)}
 
 
 def with_kernel_head(readme: str) -> str:

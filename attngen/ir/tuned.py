@@ -38,10 +38,17 @@ class Rate(Node):
 class Tuned(Node):
     """The outcome of one tuning run.
 
-    `plans[i]` serves max(seqlen_q, seqlen_kv) <= limits[i], the last one all others, as in a PlanSet.
+    `plans[i]` serves max(seqlen_q, seqlen_kv) <= limits[i], the last one all others, as in a PlanSet: lengths are the
+    classes of shapes, those that a row reaches where a mask bounds them.
     """
 
     chip: str
+    #: What was measured, for a reader: FILE/BLOCK of an example where the record ships, and its head dims.
+    spec: str
+    head_dims: tuple[int, int]
+    #: Query heads of a KV head that share a row tile.
+    pack: int = 1
+    #: What finds the record: `attngen.tuned.spec_class`.
     spec_class: str
     lengths: tuple[int, ...]
     plans: tuple[Choice, ...]

@@ -167,8 +167,8 @@ class Launcher:
         batch, heads_q, heads_kv, seqlen_q, seqlen_kv, workers, *params = key
         heads, longest = batch * heads_q, max(seqlen_q, seqlen_kv)
         if self.reach is not None:
-            seqlen_kv = self.reach.keys(params, seqlen_q, seqlen_kv)
-            longest = min(longest, seqlen_kv + few.TILE_ROWS)
+            keys = self.reach.keys(params, seqlen_q, seqlen_kv)
+            longest, seqlen_kv = few.length_of_plan(seqlen_q, seqlen_kv, keys), keys
         usual = plan_at(self._limits, longest)
         chosen = few.pick(self.paces, usual, heads, seqlen_q, seqlen_kv, workers)
         function: Callable[..., Any] = self.functions[chosen]

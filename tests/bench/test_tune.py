@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from attngen import api, search, tuned
-from attngen.bench import tune
+from attngen.bench import tune, tune_grid
+from attngen.bench.cells import Work
+from attngen.bench.tune_gpu import Gpu
 from attngen.diag.diagnostic import AttnError
 from attngen.emit.module import emit
-from attngen.ir.plan import KernelPlan
+from attngen.ir.plan import PlanSet
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.tuned import Choice, Tuned
 from attngen.ir.types import Layout
 from attngen.jit import device
-from attngen.options import Options
 from attngen.passes import few
 from attngen.syntax import load_spec
 
@@ -36,8 +40,8 @@ def causal() -> AttentionSpec:
 def by(formula: Callable[[Choice, int], float]) -> tune.Measure:
     """A measurement: TFLOP/s of a choice at a length."""
 
-    def measure(plans: Sequence[KernelPlan]) -> tune.Rates:
-        return [tuple(formula(search.choice_of(p), n) for n in LENGTHS) for p in plans]
+    def measure(ask: tune.Ask) -> tune.Rates:
+        return [tuple(formula(search.choice_of(p), n) for n in LENGTHS) for p in ask.plans]
 
     return measure
 
@@ -153,7 +157,7 @@ def test_a_spec_with_a_tile_of_its_own_is_not_tuned(causal: AttentionSpec, tmp_p
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[]", '{"schema": 9, "records": []}', '{"schema": 1, "records": [{"chip": 3}]}']
+    "text", ["", "{}", "[]", '{"schema": 9, "records": []}', '{"schema": 2, "records": [{"chip": 3}]}']
 )
 def test_a_damaged_store_costs_nothing_but_a_warning(
     causal: AttentionSpec, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
@@ -168,22 +172,33 @@ def test_a_damaged_store_costs_nothing_but_a_warning(
     assert tuned.find(tmp_path, "sm_90a", CHIP, causal) is not None
 
 
-def test_plain_attention_has_a_class_in_words(causal: AttentionSpec) -> None:
-    assert tuned.plain_class(causal) == "causal 128" == tuned.plain_class(load_spec(EXAMPLES / "llama3.attn"))
-    assert tuned.plain_class(causal.replace(layout="bhsd", dtype="fp16", head_dim_v=64)) == "causal 128 64"
-    assert tuned.plain_class(load_spec(EXAMPLES / "full.attn")) == "full 128"
-    for other in ("mistral", "alibi", "off_by_one", "longformer"):
-        assert tuned.plain_class(load_spec(EXAMPLES / f"{other}.attn")) is None
-    assert tuned.plain_class(causal.replace(layout="varlen")) is None
+def test_what_no_choice_depends_on_is_not_of_the_class(causal: AttentionSpec) -> None:
+    name = tuned.spec_class(causal)
+    assert name == tuned.spec_class(load_spec(EXAMPLES / "llama3.attn"))
+    assert name == tuned.spec_class(causal.replace(layout="bhsd", dtype="fp16"))
+    classes = [tuned.spec_class(load_spec(EXAMPLES / f"{e}.attn")) for e in ("full", "mistral", "alibi", "longformer")]
+    assert len({name, *classes, tuned.spec_class(causal.replace(layout="varlen"))}) == 6
+    packed = causal.replace(schedule=causal.schedule.replace(pack_gqa=8))
+    assert tuned.is_tunable(packed) and tuned.spec_class(packed) != name
+    assert tuned.spec_class(causal.replace(schedule=causal.schedule.replace(pack_gqa=1))) == name
+    gpt_oss = load_spec(EXAMPLES / "gpt_oss.attn")
+    learned = gpt_oss.replace(tensors=tuple(t.replace(grad=not t.grad) for t in gpt_oss.tensors))
+    assert tuned.spec_class(learned) == tuned.spec_class(gpt_oss)
+
+
+def test_a_record_of_packed_heads_is_their_own(causal: AttentionSpec) -> None:
+    packed = causal.replace(schedule=causal.schedule.replace(pack_gqa=8))
+    record = tuned_to(packed, lambda c, n: 500.0 + (c.tile_n == 96) * 50).record
+    assert record.pack == 8
+    assert {(p.schedule.pack, p.compute.tile_n) for p in search.plan(packed, tuned=record).plans} == {(8, 96)}
 
 
 def test_the_store_comes_before_what_ships(
     causal: AttentionSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = record_of(causal)
-    file = tuned.export(tmp_path / "ships.json", causal, record)
-    (ships,) = tuned._read(file)
-    assert ships.spec_class == "causal 128" and {r.choice for r in ships.rates} == set(record.plans)
+    (ships,) = tuned._read(tuned.export(tmp_path / "ships.json", record))
+    assert {r.choice for r in ships.rates} == set(record.plans)
     monkeypatch.setattr(tuned, "shipped", lambda target: (ships,))
     assert tuned.find(tmp_path, "sm_90a", CHIP, causal) == ships
     assert tuned.find(tmp_path, "sm_90a", "NVIDIA H100 PCIe", causal) is None
@@ -192,9 +207,6 @@ def test_the_store_comes_before_what_ships(
     assert tuned.find(tmp_path, "sm_90a", CHIP, own) is None
     tuned.keep(tmp_path, "sm_90a", record)
     assert tuned.find(tmp_path, "sm_90a", CHIP, causal) == record
-    with pytest.raises(AttnError) as raised:
-        tuned.export(file, load_spec(EXAMPLES / "mistral.attn"), record)
-    assert raised.value.diagnostics[0].code == "E0503"
 
 
 def test_a_store_that_cannot_be_written_is_an_error(causal: AttentionSpec, tmp_path: Path) -> None:
@@ -241,40 +253,89 @@ def run(*arguments: str) -> object:
     return CliRunner().invoke(app, ["tune", *arguments])
 
 
-def test_the_command_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Table, what was chosen, where it is kept; with a formula in place of a GPU."""
+class Formula(Gpu):
+    """A formula in place of a GPU: kernels are their plans."""
+
+    made: list[Formula]
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.asked: list[tuple[int, bool]] = []
+        Formula.made.append(self)
+
+    def compile(self, file: PlanSet) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(search.choice_of(file.plans[0]))
+        return done
+
+    def rates(self, work: Sequence[Work], kernels: Sequence[Future[Any]], rough: bool) -> tune.Rates:
+        self.asked.append((len(kernels), rough))
+        self.work = work
+        return [tuple(500.0 + k.result().tile_n for _ in work) for k in kernels]
+
+
+@pytest.fixture
+def formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Formula]]:
+    """Commands measure by a formula; the GPUs that they made."""
     from attngen.cli import common
     from attngen.settings import settings
 
     monkeypatch.setenv("ATTNGEN_CACHE_DIR", str(tmp_path))
     settings.cache_clear()
-    try:
-        asked: list[tune.OnGpu] = []
+    Formula.made = []
+    monkeypatch.setattr(common, "need_gpu", lambda what: None)
+    monkeypatch.setattr("attngen.bench.tune_gpu.Gpu", Formula)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: CHIP)
+    yield Formula.made
+    settings.cache_clear()
 
-        class Formula(tune.OnGpu):
-            def __call__(self, plans: Sequence[KernelPlan]) -> tune.Rates:
-                asked.append(self)
-                return by(lambda c, n: 500.0 + c.tile_n)(plans)
 
-        monkeypatch.setattr(common, "need_gpu", lambda what: None)
-        monkeypatch.setattr(tune, "OnGpu", Formula)
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: CHIP)
-        spec = str(EXAMPLES / "causal.attn")
-        done = run(spec, "--heads", "16", "--heads-kv", "2", "--batch", "3", "--jobs", "2")
-        assert done.exit_code == 0, done.stderr
-        lines = done.stdout.splitlines()
-        assert lines[0].split() == ["plan", "512", "1024", "4096", "16384"]
-        assert sum("chosen" in line for line in lines) == 1 and any("planner's" in line for line in lines)
-        assert "the planner's own choice is behind the best by" in done.stderr
-        assert str(tuned.path_of(tmp_path, "sm_90a")) in done.stderr
-        cell = asked[0].cells[0]
-        assert (cell.batch, cell.heads_q, cell.heads_kv, asked[0].jobs) == (3, 16, 2, 2)
-        (record,) = tuned.records(tmp_path, "sm_90a")
-        done = run(spec, "--json", "--no-keep")
-        assert json.loads(done.stdout)["spec_class"] == record.spec_class
-        assert run(spec, "--forget").exit_code == 0 and tuned.records(tmp_path, "sm_90a") == ()
-    finally:
-        settings.cache_clear()
+def test_the_command_end_to_end(tmp_path: Path, formula: list[Formula]) -> None:
+    """Table, what was chosen, where it is kept."""
+    spec = str(EXAMPLES / "causal.attn")
+    done = run(spec, "--heads", "16", "--heads-kv", "2", "--batch", "3", "--jobs", "2")
+    assert done.exit_code == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["plan", "512", "1024", "4096", "16384"]
+    assert sum("chosen" in line for line in lines) == 1 and any("planner's" in line for line in lines)
+    assert "the planner's own choice is behind the best by" in done.stderr
+    assert str(tuned.path_of(tmp_path, "sm_90a")) in done.stderr
+    (gpu,) = formula
+    assert [rough for _, rough in gpu.asked] == [True, True, False] and gpu.asked[0][0] == tune.CANDIDATES
+    cell = gpu.work[0].cell
+    assert (cell.batch, cell.heads_q, cell.heads_kv, gpu.jobs) == (3, 16, 2, 2)
+    (record,) = tuned.records(tmp_path, "sm_90a")
+    assert (record.spec, record.head_dims, record.pack) == ("causal/causal", (128, 128), 1)
+    done = run(spec, "--json", "--no-keep")
+    assert json.loads(done.stdout)["spec_class"] == record.spec_class
+    assert run(spec, "--forget").exit_code == 0 and tuned.records(tmp_path, "sm_90a") == ()
+
+
+def test_the_grid_end_to_end(tmp_path: Path, formula: list[Formula]) -> None:
+    """Each cell with the planner's rate beside the tuned one, a summary, and a file of what gains, as it ships."""
+    ships = tmp_path / "ships.json"
+    done = run("--grid", "--only", "windows,grouped", "--export", str(ships))
+    assert done.exit_code == 0, done.stderr
+    header, *cells = done.stdout.splitlines()
+    assert header.split()[:2] == ["cell", "planner's"]
+    assert [c.rsplit(maxsplit=5)[0] for c in cells] == [
+        *("mistral d128",) * 3, *("gpt_oss_local d64",) * 3, *("causal d128 8 heads a tile",) * 3
+    ]  # fmt: skip
+    assert [int(c.split()[-5]) for c in cells[:3]] == [256, 1152, 4224], "windows, and the rows of a tile"
+    assert "planner's choice over the tuned one, 9 cells: geomean 0.9" in done.stderr
+    kept = tuned.records(tmp_path, "sm_90a")
+    assert [(r.spec, r.head_dims, r.pack) for r in kept] == [
+        ("mistral/mistral", (128, 128), 1), ("gpt_oss/gpt_oss_local", (64, 64), 1), ("causal/causal", (128, 128), 8)
+    ]  # fmt: skip
+    assert [r.plans for r in tuned._read(ships)] == [r.plans for r in kept]
+    assert json.loads(run("--grid", "--only", "grouped", "--no-keep", "--json").stdout)[0]["pack"] == 8
+
+
+def test_a_plan_that_does_not_run_is_not_chosen(causal: AttentionSpec) -> None:
+    """Not the planner's own either: what did not run has rate 0."""
+    own = {search.choice_of(p) for p in search.plan(causal).plans}
+    found = tuned_to(causal, lambda c, n: 0.0 if c in own else 500.0)
+    assert not own & set(found.record.plans) and found.behind == (math.inf,) * len(LENGTHS)
 
 
 @pytest.mark.parametrize(
@@ -283,11 +344,32 @@ def test_the_command_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (["--seqlen", "4096,1024"], "ascending"),
         (["--seqlen", "many"], "--seqlen takes lengths"),
         (["--param", "window=3"], "window"),
+        (["--only", "usual"], "--grid"),
+        (["--grid"], "takes no SPEC"),
     ],
 )
 def test_command_lines_that_make_no_sense(arguments: list[str], words: str) -> None:
     done = run(str(EXAMPLES / "causal.attn"), *arguments)
     assert done.exit_code == 2 and words in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [([], "SPEC, or --grid"), (["--grid", "--only", "x"], "begins with"), (["--grid", "--batch", "2"], "shapes")],
+)
+def test_command_lines_without_a_spec(arguments: list[str], words: str) -> None:
+    done = run(*arguments)
+    assert done.exit_code == 2 and words in done.stderr
+
+
+def test_rows_of_the_grid_are_what_their_titles_say() -> None:
+    """A record that ships is found again by its title: file and block of an example, head dims, packed heads."""
+    rows = tune_grid.rows(None)
+    for row in rows:
+        named = tune_grid.spec_of(row.title, (row.spec.head_dim_qk, row.spec.head_dim_v), tuned.pack_of(row.spec))
+        assert tuned.spec_class(named) == tuned.spec_class(row.spec)
+        assert len(row.work) == len(row.lengths) >= 3 and list(row.lengths) == sorted(row.lengths)
+    assert len({tuned.spec_class(row.spec) for row in rows}) == len(rows)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -303,14 +385,12 @@ def test_a_spec_that_leaves_nothing_to_choose(tmp_path: Path) -> None:
     assert done.exit_code == 2 and "nothing to choose" in done.stderr
 
 
-@pytest.mark.parametrize("record", tuned.shipped("sm_90a"), ids=lambda r: r.spec_class)
+@pytest.mark.parametrize(
+    "record", tuned.shipped("sm_90a"), ids=lambda r: f"{r.spec} {r.head_dims} {r.pack}".replace(" ", "-")
+)
 def test_what_ships_is_what_builds_take(record: Tuned, tmp_path: Path) -> None:
     """A record whose plans this attngen cannot build any more, or that no spec finds, would be lost in silence."""
-    mask, *dims = record.spec_class.split()
-    options = Options.parse({"head_dim": int(dims[0]), "head_dim_v": int(dims[-1])})
-    spec = api.resolve((EXAMPLES / f"{mask}.attn").read_text(), None, options)
-    assert tuned.find(tmp_path, "sm_90a", record.chip, spec) == record
+    spec = tune_grid.spec_of(record.spec, record.head_dims, record.pack)
+    assert tuned.find(tmp_path, "sm_90a", record.chip, spec) == record, "its class moved: `attngen regen`"
     plans = search.plan(spec, tuned=record)
     assert tuple(map(search.choice_of, plans.plans)) == record.plans and plans.limits == record.limits
-    best = {n: max(record.rates, key=lambda r: r.tflops[i]).choice for i, n in enumerate(record.lengths)}
-    assert all(search.choice_of(plans.plans[plans.index(n, n)]) == best[n] for n in record.lengths)

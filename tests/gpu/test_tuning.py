@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from attngen import api, search, tuned
-from attngen.bench import tune
-from attngen.bench.cells import Cell
+from attngen.bench import tune_grid
+from attngen.bench.cells import Cell, Work
+from attngen.bench.tune_gpu import Gpu
 from attngen.syntax import load_spec
 
 pytestmark = pytest.mark.gpu
@@ -24,9 +25,9 @@ def test_tune_keep_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     try:
         spec = load_spec(EXAMPLES / "causal.attn")
         lengths = (256, 1024)
-        cells = [Cell(spec, 2, 4, 2, n, n) for n in lengths]
-        measure = tune.OnGpu(cells, {}, "sm_90a", rounds=2, jobs=8)
-        found = tune.tune(spec, "sm_90a", torch.cuda.get_device_name(), lengths, measure, candidates=3)
+        row = tune_grid.row_of("causal/causal", [Work(Cell(spec, 2, 4, 2, n, n)) for n in lengths])
+        gpu = Gpu("sm_90a", rounds=2, jobs=8)
+        ((_, found),) = tune_grid.tune_all([row], gpu, "sm_90a", torch.cuda.get_device_name(), candidates=3)
         assert all(t > 0.0 for r in found.record.rates for t in r.tflops)
         tuned.keep(tmp_path, "sm_90a", found.record)
         attn = api.build(spec)

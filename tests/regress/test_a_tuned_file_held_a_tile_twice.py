@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from attngen import search
@@ -14,13 +13,13 @@ CAUSAL = Path(__file__).resolve().parents[2] / "examples" / "causal.attn"
 LENGTHS = (512, 16384)
 
 
-def _measure(plans: Sequence[KernelPlan]) -> tune.Rates:
+def _measure(ask: tune.Ask) -> tune.Rates:
     """One tile is best at both lengths, with two stages where rows are few and three where they are many."""
 
     def rate(p: KernelPlan, n: int) -> float:
         return 500.0 + 90.0 * (p.name == "128x96") + 200.0 * (p.memory.kv_stages == (3 if n > 1024 else 2))
 
-    return [tuple(rate(p, n) for n in LENGTHS) for p in plans]
+    return [tuple(rate(p, n) for n in LENGTHS) for p in ask.plans]
 
 
 def test_a_record_that_names_a_tile_once() -> None:
