@@ -14,7 +14,7 @@ from attngen.ir.types import Layout
 from attngen.jit import launch
 from attngen.jit.row_blocks import RowBlocks, row_blocks
 from attngen.jit.shapes import Sizes
-from attngen.jit.tables import Tables
+from attngen.jit.tables import Tables, version_of
 from attngen.passes.placed import PLACES
 from attngen.passes.selected import SEQUENCE, START
 
@@ -122,8 +122,8 @@ class ListTables:
     `attn(q, k, v, blocks=lists, tables=kept)` in every layer that shares its lists.
 
     It is used while the lists, and the lengths of a ragged call, are the same memory, unchanged as far as torch knows,
-    and the extents are the same; a call with others fills it again. Memory: 12 bytes for each listed key of each block
-    of rows, beside `Tables`'.
+    and the extents, the layout and the blocks are the same; a call with others fills it again. Memory: 12 bytes for
+    each listed key of each block of rows, beside `Tables`'.
     """
 
     __slots__ = ("_found", "_given", "_key", "tables")
@@ -141,7 +141,8 @@ class ListTables:
     def listed(self, spec: AttentionSpec, lists: Tensor, sizes: Sizes, lengths: Mapping[str, Any]) -> Listed:
         """`listed`, or what is kept of it. A call that a CUDA graph captures fills nothing."""
         given = (lists, *lengths.values())
-        key = (*((x.data_ptr(), x._version, x.shape, x.stride(), x.dtype) for x in given), *sizes.items())
+        call = (spec.layout, spec.block_sparse, *sizes.items())
+        key = (*((x.data_ptr(), version_of(x), x.shape, x.stride(), x.dtype) for x in given), *call)
         if self._found is not None and self._key == key:
             return self._found
         found = listed(spec, lists, sizes, lengths)

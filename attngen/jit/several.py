@@ -253,7 +253,8 @@ class SeveralAttention(Made):
         def make() -> dict[str, Any]:
             return places_of_keys(spec, sizes, lengths)
 
-        return make() if handle is None or is_dynamo() else handle.places(lengths, make)
+        call = (spec.layout, *sizes.items())
+        return make() if handle is None or is_dynamo() else handle.places(lengths, call, make)
 
     def _names(self, named: Mapping[str, Any]) -> None:
         """E0601 and E0602 of the whole spec: a part knows its own names only."""

@@ -29,14 +29,22 @@ _REMEMBERED = 64
 NAME = "tables"
 
 
+def version_of(x: torch.Tensor) -> object:
+    """What changes with the elements of a tensor, as far as torch knows; of an inference tensor, which has no version,
+    something that equals nothing.
+    """
+    return object() if x.is_inference() else x._version
+
+
 class Tables:
     """Tables and tile maps kept between calls: `kept = attn.tables()`, then `attn(q, k, v, doc=doc, tables=kept)` in
     every layer.
 
     The first call fills them: a forward its own, a backward what the forward has not filled (a map has the tiles of its
-    direction). Later ones use them while they have the same captured tensors (the same memory, unchanged as far as
-    torch knows), params and lengths; a call with others fills them again. So a handle never changes a result, with one
-    exception: what a kernel outside torch writes into a captured tensor is not noticed (call `clear`). int32:
+    direction). Later ones use them while they have the same mask, captured tensors (the same memory, unchanged as far
+    as torch knows), params and lengths; a call with others fills them again. So a handle never changes a result, with
+    one exception: what a kernel outside torch writes into a captured tensor is not noticed (call `clear`). Of tensors
+    made under `torch.inference_mode` torch does not know whether they changed: calls with them fill it again. int32:
     O(batch * seqlen_q) memory for tables, two or three bits a tile for a map, as long as the handle lives. Calls that
     share a handle belong on one stream, or must be ordered by the caller. A call that a CUDA graph captures uses what
     is kept and never fills it: filled inside the graph, every replay would fill it again.
@@ -58,7 +66,7 @@ class Tables:
     def get(
         self, what: Any, key: tuple[Any, ...], count: int, params: tuple[Any, ...], tensors: tuple[Any, ...]
     ) -> tuple[Any, int]:
-        """(memory of `what`, 1 where it has to be filled, else 0) for a call; `key`: its device and lengths."""
+        """(memory of `what`, 1 where it has to be filled, else 0) for a call; `key`: its device, lengths and mask."""
         same = self._is_of(key, params, tensors)
         found = self._kept.get(what) if same else None
         if found is not None:
@@ -67,7 +75,7 @@ class Tables:
         if not launch._capturing():
             if not same:
                 self._kept, self._key, self._params = {}, key, params
-                self._places = [(x.data_ptr(), x._version, x.stride()) for x in tensors]
+                self._places = [(x.data_ptr(), version_of(x), x.stride()) for x in tensors]
                 self._seen = tensors  # their memory is not given to others as long as the key names it
             self._kept[what] = made
         return made, 1
@@ -77,7 +85,7 @@ class Tables:
         if self._key != key or self._params != params:
             return False
         for x, old, (start, version, strides) in zip(tensors, self._seen, self._places, strict=True):
-            if x._version != version or x.data_ptr() != start:
+            if x.data_ptr() != start or version_of(x) != version:
                 return False
             if x is not old and (x.shape != old.shape or x.stride() != strides):
                 return False
@@ -103,11 +111,11 @@ class PartTables:
         self._lengths: Any = None  # its memory is not given to others as long as the key names it
         self._places: dict[str, Any] = {}
 
-    def places(self, lengths: Any, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What `make` says of a ragged call's `lengths`; the same tensors while those are unchanged, so that tables of
-        them stay good.
+    def places(self, lengths: Any, call: tuple[Any, ...], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What `make` says of a ragged call's `lengths`; the same tensors while those, and `call`, are unchanged, so
+        that tables of them stay good. `call`: the layout and the extents.
         """
-        key = (lengths.data_ptr(), lengths._version, lengths.shape, lengths.stride())
+        key = (lengths.data_ptr(), version_of(lengths), lengths.shape, lengths.stride(), *call)
         if self._key == key:
             return self._places
         found = make()
@@ -191,6 +199,8 @@ class Workspace:
         self._spec, self._counter = spec, counter
         self._params, self._tensors = len(spec.params), len(spec.params) + len(spec.inputs)
         self._varlen = spec.layout is Layout.VARLEN
+        #: What the memory is made by: a handle may come from an attention whose mask is another.
+        self._made_by = (spec.layout, spec.mask, spec.tensors)
         self._counts: dict[Any, tuple[Any, int]] = {}
 
     def of(
@@ -208,7 +218,7 @@ class Workspace:
         if handle is None:
             return _empty(count, dtype=_I32, device=device), 1
         params, tensors = tuple(bound[: self._params]), tuple(bound[self._params : self._tensors])
-        return handle.get(what, key, count, params, tensors)
+        return handle.get(what, (*key, self._made_by), count, params, tensors)
 
 
 def workspaces_of(spec: AttentionSpec, meta: Mapping[str, Any], direction: Mapping[str, Any]) -> tuple[Workspace, ...]:
