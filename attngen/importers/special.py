@@ -9,7 +9,7 @@ import torch
 
 from attngen.diag.span import Span
 from attngen.importers import ops
-from attngen.importers.value import Untraceable, Value, as_bool, as_float, choose, literal
+from attngen.importers.value import Untraceable, Value, as_bool, as_float, call, choose, literal
 from attngen.ir.types import Type
 
 if TYPE_CHECKING:
@@ -145,11 +145,19 @@ def _div(t: Trace, x: Any, other: Any, *, rounding_mode: str | None = None, **_:
     return ops.divided(t.value(x), t.value(other), rounding_mode)
 
 
+#: From here on log(1 + exp(x)) is x in fp32.
+_SOFTPLUS_IS_LINEAR = 17.0
+
+
 def _softplus(t: Trace, x: Any, beta: float = 1, threshold: float = 20) -> Value:
-    value = as_float(t.value(x))
-    if beta == 1:
-        return ops.arithmetic("softplus", value)
-    return ops.div(ops.arithmetic("softplus", ops.mul(value, literal(float(beta)))), literal(float(beta)))
+    """log(1 + exp(beta * x)) / beta, and x itself where beta * x is above the threshold."""
+    value, rate = as_float(t.value(x)), literal(float(beta))
+    scaled = value if beta == 1 else ops.mul(value, rate)
+    found = ops.arithmetic("softplus", scaled)
+    found = found if beta == 1 else ops.div(found, rate)
+    if threshold >= _SOFTPLUS_IS_LINEAR:
+        return found
+    return choose(call("gt", scaled, literal(float(threshold))), value, found)
 
 
 _INTS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)

@@ -162,8 +162,15 @@ class Attention(Made):
         tensors): the set that training needs, which is the set of tensors that require gradients in a call.
         `group`: the kernels with other row tiles as well, those that calls with so many query heads a KV head may take;
         without it the first call that gains by one makes it.
-        Raises: AttnError E0510 to E0520 (toolchain, cache), E0516 (GPU of another kind), E04xx (no backward).
+        Raises: AttnError E0503 (no such group), E0510 to E0520 (toolchain, cache), E0516 (GPU of another kind), E04xx
+        (no backward).
         """
+        if group is not None and (type(group) is not int or group < 1):
+            raise error(
+                "E0503",
+                f"option `group` does not take {group!r}",
+                helps=("take query heads a KV head, an int of at least 1",),
+            )
         with self._lock:
             if self._loaded is None:
                 self._loaded = load(self.source, self.target, self._cache, progress=self._progress)

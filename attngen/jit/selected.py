@@ -25,7 +25,7 @@ from attngen.jit.named import Binder
 from attngen.jit.ragged import RaggedBinder
 from attngen.jit.recipe import Made, Recipe
 from attngen.jit.tables import NAME, no_handle, nothing_to_keep
-from attngen.passes.selected import BLOCKS, describe, selected_spec
+from attngen.passes.selected import BLOCKS, describe, packs_heads, selected_spec
 
 Tensor = torch.Tensor
 
@@ -78,6 +78,8 @@ class SelectedAttention(Made):
         self, device: int | None = None, *, backward: bool | Sequence[str] = False, group: int | None = None
     ) -> SelectedAttention:
         """As `Attention.compile`."""
+        if group is not None and packs_heads(self.spec):
+            group = min(group, 1)  # query heads of a KV head are rows of the kernel behind it
         self.inner.compile(device, backward=backward, group=group)
         return self
 
