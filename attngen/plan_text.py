@@ -121,19 +121,24 @@ def _mask(form: MaskForm, spec: AttentionSpec) -> Iterator[str]:
 
 
 def _choice(plans: PlanSet) -> Iterator[str]:
-    varlen = plans.spec.layout is Layout.VARLEN
-    yield f"plans by {'max(total_q, total_kv) / batch' if varlen else 'max(seqlen_q, seqlen_kv)'}:"
-    low = 0
-    for p, limit in zip(plans.plans, [*plans.limits, None], strict=True):
-        where = f"{low + 1} to {limit}" if limit is not None else (f"from {low + 1}" if low else "all lengths")
-        yield f"  {where}: {p.name}"
-        low = limit or low
+    yield from by_length_lines(plans, "plans")
     if paces(plans):
         yield f"  a call of fewer than {ROUNDS} row tiles an SM takes the plan that ends first there"
     if plans.small is not None:
         rows, share = plans.small.compute.tile_m, f"{100 * SMALL_WORTH:.0f} %"
         yield f"  one with no more tiles of {rows} rows than SMs: {plans.small.name}, where that promises {share},"
         yield "    a kernel of its own, made at the first such call"
+
+
+def by_length_lines(plans: PlanSet | BackwardPlanSet, label: str) -> Iterator[str]:
+    """Which plan serves which lengths."""
+    varlen = plans.spec.layout is Layout.VARLEN
+    yield f"{label} by {'max(total_q, total_kv) / batch' if varlen else 'max(seqlen_q, seqlen_kv)'}:"
+    low = 0
+    for name, limit in zip([p.name for p in plans.plans], [*plans.limits, None], strict=True):
+        where = f"{low + 1} to {limit}" if limit is not None else (f"from {low + 1}" if low else "all lengths")
+        yield f"  {where}: {name}"
+        low = limit or low
 
 
 def kb(n: int) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attngen.ir.gradient import GradientKind
 from attngen.passes.epilogue import epilogue_slope, has_epilogue
-from attngen.plan_text import kb, map_lines, rejected_lines
+from attngen.plan_text import by_length_lines, kb, map_lines, rejected_lines
 
 if TYPE_CHECKING:
     from attngen.diag.diagnostic import Diagnostic
@@ -41,6 +41,7 @@ def describe_backward(
             _head(plans),
             _determinism(plans),
             _refused(False, refused),
+            by_length_lines(plans, "backward plans"),
             *(_plan(p, plans.deterministic) for p in plans.plans),
         ]
         blocks.append(rejected_lines(plans, everything))
@@ -94,7 +95,7 @@ def _refused(whole: bool, refused: tuple[Diagnostic, ...]) -> Iterator[str]:
 def _head(plans: BackwardPlanSet) -> Iterator[str]:
     from attngen.syntax import print_expr
 
-    form, first = plans.gradient, plans.plans[0]
+    form, longest = plans.gradient, plans.long_plan
     yield "backward: dQ, dK, dV" + "".join(f", d {n}" for n in dict.fromkeys(c.tensor for c in form.contributions))
     yield f"  slope     d score / d s = {print_expr(form.slope)}"
     for c in form.contributions:
@@ -108,8 +109,10 @@ def _head(plans: BackwardPlanSet) -> Iterator[str]:
         yield f"  epilogue  dO before it = dO * ({print_expr(epilogue_slope(plans.spec))}), in `prepare`"
     o = "O before the epilogue" if has_epilogue(plans.spec) else "O"
     yield f"  saved     q, k, v, {o}, and LSE: 4 * batch * heads_q * seqlen_q bytes; nothing of seqlen_q * seqlen_kv"
-    words = first.memory.workspace_per_tile / first.compute.tile_m
-    yield f"  workspace {workspace_formula(first)}: fp32 dQ, LSE, D; {4 * words:.0f} bytes a row and head"
+    words = longest.memory.workspace_per_tile / longest.compute.tile_m
+    yield f"  workspace {workspace_formula(longest)}: fp32 dQ, LSE, D; {4 * words:.0f} bytes a row and head"
+    for p, limit in zip(plans.plans, plans.limits, strict=False):
+        yield f"            up to {limit}: {workspace_formula(p)}"
     yield f"  peak      inputs, outputs, gradients, saved, workspace{_extra(plans)}"
 
 
@@ -119,14 +122,14 @@ def _extra(plans: BackwardPlanSet) -> str:
 
 
 def _determinism(plans: BackwardPlanSet) -> Iterator[str]:
-    p = plans.plans[0]
+    p = plans.long_plan
     words = turn_words(plans)
     if plans.deterministic:
         yield "deterministic: every gradient has the same bits from run to run"
         first = "higher" if p.schedule.kv_order == "descending" else "lower"
         yield (
             f"  dQ        by turns: a KV tile adds to a query tile after all {first} KV tiles have; {words} words "
-            f"of each query tile's {p.memory.workspace_per_tile} count them"
+            "of each query tile's workspace count them"
         )
         yield (
             f"  turns     one for each KV tile of {p.compute.tile_n} keys and warpgroup that a query tile sees, each a "
@@ -145,7 +148,7 @@ def _determinism(plans: BackwardPlanSet) -> Iterator[str]:
 
 def turn_words(plans: BackwardPlanSet) -> int:
     """Words of a query tile's workspace that count turns."""
-    return plans.plans[0].compute.dq_parts if plans.deterministic else 0
+    return plans.long_plan.compute.dq_parts if plans.deterministic else 0
 
 
 def _plan(p: BackwardPlan, deterministic: bool) -> Iterator[str]:

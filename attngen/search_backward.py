@@ -11,6 +11,7 @@ from attngen.ir.forms import MaskForm
 from attngen.ir.gradient import GradientForm
 from attngen.ir.plan import LaunchPlan, Rejected
 from attngen.ir.spec import AttentionSpec
+from attngen.passes.backward.choose import choose
 from attngen.passes.backward.compute import FEW_REGISTERS, Candidate, plan_compute
 from attngen.passes.backward.cost import step_cost
 from attngen.passes.backward.memory import plan_memory
@@ -26,7 +27,7 @@ from attngen.passes.serves import why_not as forward_why_not
 from attngen.passes.tile_test import tile_map
 from attngen.stages import staged
 from attngen.targets import sm90
-from attngen.verify.backward import verify
+from attngen.verify.backward import verify, verify_set
 
 log = logging.getLogger("attngen.plan")
 #: Query rows of a step that are tried.
@@ -83,7 +84,8 @@ def plan_candidate(
 
 @staged("plan backward")
 def plan_backward(spec: AttentionSpec, target: str = sm90.NAME, *, captured: Sequence[str] = ()) -> BackwardPlanSet:
-    """Choose the tile plan of the backward of `spec` on `target`; the set's spec is the kernel's (`passes.parts`).
+    """Choose at most three tile plans of the backward of `spec` on `target`; the set's spec is the kernel's
+    (`passes.parts`).
 
     `captured`: tensors declared `grad` whose gradient is asked for, beside those of q, k and v.
 
@@ -114,21 +116,19 @@ def plan_backward(spec: AttentionSpec, target: str = sm90.NAME, *, captured: Seq
             served.append(outcome)
     if not served:
         raise _nothing_fits(spec, target, sorted(rejected, key=lambda r: (r.by == "compute", rejected[r])))
-    # Twice the fp32 sums into dQ: operands are split only where nothing else fits.
-    best = min((p for p in served if not p.compute.splits_operands), key=_cycles_per_pair, default=served[0])
-    return BackwardPlanSet(
+    chosen, limits = choose(spec, form, served, deterministic)
+    found = BackwardPlanSet(
         spec=spec,
         target=target,
         gradient=gradient,
         deterministic=deterministic,
-        plans=(best,),
+        plans=chosen,
+        limits=limits,
         rejected=tuple(rejected),
-        others=tuple(p for p in served if p is not best),
+        others=tuple(p for p in served if p not in chosen),
     )
-
-
-def _cycles_per_pair(p: BackwardPlan) -> float:
-    return p.cost.mma_cycles / p.cost.efficiency / (p.compute.tile_m * p.compute.tile_n)
+    verify_set(found)
+    return found
 
 
 #: Reasons that differ from candidate to candidate by a number alone.

@@ -28,13 +28,20 @@ def _some_plan() -> BackwardPlanSet:
     return plan_backward(make_spec("some", head_dim=64))
 
 
+def alone(plans: BackwardPlanSet, name: str = "") -> BackwardPlanSet:
+    """The set with one plan for all lengths: that of long calls, or the one of that name, chosen or not."""
+    every = [*plans.plans, *plans.others]
+    (plan,) = [p for p in every if p.name == name] if name else [plans.long_plan]
+    return plans.replace(plans=(plan,), limits=(), others=tuple(p for p in every if p is not plan))
+
+
 def make_plans(
     spec: AttentionSpec, tile_m: int, tile_n: int, *, deterministic: bool = False, test: str | None = None,
     kv_order: str = "ascending", grouped: bool = False, serpentine: bool = False,
 ) -> BackwardPlanSet:  # fmt: skip
     """One plan of `spec` with the given tile and the gradients of all its tensors; `test` None: what follows."""
     some = _some_plan()
-    form, gradient, plan = mask_form(spec), whole_form(spec), some.plans[0]
+    form, gradient, plan = mask_form(spec), whole_form(spec), some.long_plan
     mask = plan_mask(form, 1)
     return some.replace(
         spec=spec,

@@ -127,10 +127,7 @@ def tile_of(cell: Cell, target: str | None, backward: bool) -> tuple[int, int]:
     from attngen.settings import DEFAULT_TARGET
 
     try:
-        if backward:
-            step = plan_backward(cell.spec, target or DEFAULT_TARGET).plans[-1].compute
-            return step.tile_m, step.tile_n
-        plans = plan(cell.spec, target or DEFAULT_TARGET)
+        plans = (plan_backward if backward else plan)(cell.spec, target or DEFAULT_TARGET)
         chosen = plans.plans[plans.index(cell.seqlen_q, cell.seqlen_kv)].compute
         return chosen.tile_m, chosen.tile_n
     except AttnError:

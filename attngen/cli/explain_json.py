@@ -51,7 +51,7 @@ def document_backward(gradients: Gradients, lines: list[tuple[str, BackwardRoofl
     plans = gradients.plans
     if plans is None:
         return {"served": False, "refused": refused}
-    form, first = plans.gradient, plans.plans[0]
+    form = plans.gradient
     return {
         "served": True,
         "refused": refused,
@@ -67,7 +67,7 @@ def document_backward(gradients: Gradients, lines: list[tuple[str, BackwardRoofl
         ],
         "deterministic": plans.deterministic,
         "turn_words": turn_words(plans),
-        "workspace": workspace_formula(first),
+        "workspace": workspace_formula(plans.long_plan),
         "limits": list(plans.limits),
         "plans": [p.model_dump(mode="json", exclude={"mask": {"form"}}) for p in plans.plans],
         "fit_too": [p.name for p in plans.others],

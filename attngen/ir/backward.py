@@ -197,6 +197,11 @@ class BackwardPlanSet(Node):
     rejected: tuple[Rejected, ...] = ()
     others: tuple[BackwardPlan, ...] = ()
 
+    @property
+    def long_plan(self) -> BackwardPlan:
+        """The one that serves every length above the limits."""
+        return self.plans[-1]
+
     def index(self, seqlen_q: int, seqlen_kv: int) -> int:
         """Which plan serves these lengths."""
         return plan_at(self.limits, max(seqlen_q, seqlen_kv))

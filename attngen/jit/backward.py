@@ -24,6 +24,7 @@ from attngen.jit.scale import Scale, number
 from attngen.jit.shapes import sizes_of
 from attngen.jit.tables import Tables
 from attngen.jit.variants import Make, Variant, Variants, Wanted
+from attngen.passes import few
 from attngen.passes.epilogue import rewrites_do
 
 _F32 = torch.float32
@@ -156,6 +157,22 @@ class Backward(Variants):
         """The length by which a plan is chosen."""
         return max(sizes["seqlen_q"], sizes["seqlen_kv"])
 
+    def _plan(self, variant: Variant, sizes: dict[str, int], tail: tuple[Any, ...]) -> int:
+        """Which plan serves a call, by its lengths and how far its rows reach; `tail`: its params first."""
+        if len(variant.functions) < 2:
+            return 0
+        reach = variant.reach
+        if reach is None:
+            return plan_at(variant.limits, self._longest(sizes))
+        rows, keys, params = sizes["seqlen_q"], sizes["seqlen_kv"], [tail[i] for i in reach.places]
+        found = variant.chosen.get(key := (rows, keys, *params))
+        if found is None:
+            found = plan_at(variant.limits, few.length_of_plan(rows, keys, reach.keys(params, rows, keys)))
+            if len(variant.chosen) >= launch.REMEMBERED:
+                variant.chosen.clear()
+            variant.chosen[key] = found
+        return found
+
     def _launch(
         self,
         ready: Ready,
@@ -174,7 +191,7 @@ class Backward(Variants):
         if launch._current_device() != state.index:
             with torch.cuda.device(state.index):
                 return self._launch(ready, variant, inputs, lse, do, dlse, outputs, scale, sizes, tail, extra)
-        plan = plan_at(variant.limits, self._longest(sizes)) if len(variant.functions) > 1 else 0
+        plan = self._plan(variant, sizes, tail)
         tiles = self._tiles(sizes, "seqlen_q", variant.tile_m[plan])
         elements = sizes["heads_q"] * tiles * variant.workspace[plan] + workers * variant.parts[plan]
         workspace = torch.empty(elements, dtype=_F32, device=state.device)

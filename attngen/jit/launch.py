@@ -25,7 +25,7 @@ from attngen.passes import few
 _empty, _empty_like, _contiguous = torch.empty, torch.empty_like, torch.contiguous_format
 _F32 = torch.float32
 _INF = float("inf")
-_REMEMBERED = 1024
+REMEMBERED = 1024
 _raw_stream: Callable[[int], int] = lambda index: 0  # noqa: E731
 _current_device: Callable[[], int] = lambda: -1  # noqa: E731
 _capturing: Callable[[], bool] = lambda: False  # noqa: E731
@@ -181,7 +181,7 @@ class Launcher:
             function = self.sibling(sibling).choose(key)
         if capturing:
             return function
-        if len(self._chosen) >= _REMEMBERED:
+        if len(self._chosen) >= REMEMBERED:
             self._chosen.clear()
         self._chosen[key] = function
         return function

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from attngen.diag.diagnostic import AttnError, Diagnostic, error
@@ -17,6 +17,7 @@ from attngen.ir.spec import AttentionSpec
 from attngen.jit import launch
 from attngen.jit.cache import KernelCache
 from attngen.jit.load import Loaded, Progress, load
+from attngen.jit.reach import Reach
 from attngen.jit.tables import Workspace, workspaces_of
 from attngen.passes.gradient import gradient_form, reduced_tensors
 from attngen.source import KernelSource
@@ -51,6 +52,9 @@ class Variant:
     varies: bool
     #: Of the mask's tile map and tables, where it has them.
     workspaces: tuple[Workspace, ...] = ()
+    #: How far a row reaches, where that may choose a plan; and what it chose.
+    reach: Reach | None = None
+    chosen: dict[tuple[Any, ...], int] = field(default_factory=dict)
     loaded: Loaded | None = None
 
 
@@ -162,6 +166,7 @@ class Variants:
             referenced=tuple(n for n in asked if n in reduced),
             varies=not meta["deterministic"] and not added.isdisjoint(names),
             workspaces=workspaces_of(self.spec, source.meta, meta),
+            reach=Reach.of(self.spec) if meta["limits"] and not self.spec.layout.is_ragged else None,
             loaded=loaded,
         )
 

@@ -5,18 +5,55 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from attngen.ir.backward import BackwardPlan
+from attngen.ir.backward import BackwardPlan, BackwardPlanSet
 from attngen.ir.tables import Extreme, cover
 from attngen.targets import sm90
-from attngen.verify.plan import PlanError
-
-Check = tuple[bool, str]
+from attngen.verify.plan import Check, PlanError, by_length
 
 
 def verify(plan: BackwardPlan) -> None:
     """Check limits, ledger and coverage of the roles. Raises: PlanError naming the section and what disagrees."""
     for fault in faults(plan):
         raise PlanError(f"backward plan {plan.name}: {fault}")
+
+
+def verify_set(plan_set: BackwardPlanSet) -> None:
+    """Check every plan of a set, and that one kernel file can hold them all.
+
+    Raises:
+        PlanError: naming what disagrees.
+    """
+    for p in plan_set.plans:
+        verify(p)
+    for fault in set_faults(plan_set):
+        raise PlanError(f"backward plans of {plan_set.spec.name}: {fault}")
+
+
+def set_faults(plan_set: BackwardPlanSet) -> list[str]:
+    """Everything wrong between the plans of a set: count, limits, and what one text fixes for all of them."""
+    plans = plan_set.plans
+    skeletons = {
+        (
+            p.compute.splits_operands,
+            p.compute.has_score,
+            p.schedule.kv_order,
+            p.schedule.serpentine,
+            p.schedule.zeroes_ahead,
+            p.schedule.shares_walks,
+            p.schedule.roles,
+            p.memory.ds_stages,
+            p.memory.p_stages,
+            p.memory.p_bytes,
+            p.mask.model_dump_json(exclude={"form"}),
+            p.launch.threads,
+        )
+        for p in plans
+    }
+    checks = (
+        *by_length([p.name for p in plans], plan_set.limits),
+        (len(skeletons) <= 1, "the plans need more than one kernel class"),
+    )
+    return [text for ok, text in checks if not ok]
 
 
 def faults(plan: BackwardPlan) -> list[str]:

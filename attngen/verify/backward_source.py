@@ -61,7 +61,7 @@ def source_faults(text: str, plan_set: BackwardPlanSet, tree: ast.Module | None 
         *general_faults(text, tree),
         *_names(tree, methods, plan_set),
         *_numbers(tree, plan_set),
-        *_storage(tree, methods, plan_set.plans[0]),
+        *dict.fromkeys(fault for p in plan_set.plans for fault in _storage(tree, methods, p)),
         *_paths(methods, plan_set.plans[0]),
         *_launches(methods, plan_set),
         *table_faults(tree, CLASS, plan_set.plans[0].mask.form, meta_of(tree)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from attngen.ir.plan import MAX_PLANS, PACKS, Buffer, KernelPlan, PlanSet
@@ -64,10 +64,7 @@ def set_faults(plan_set: PlanSet) -> list[str]:
         for p in plans
     }
     checks = (
-        (1 <= len(plans) <= MAX_PLANS, f"{len(plans)} plans, at most {MAX_PLANS}"),
-        (len(limits) == len(plans) - 1, f"{len(limits)} limits for {len(plans)} plans"),
-        (all(0 < a < b for a, b in pairwise((*limits, 1 << 62))), f"limits {limits} do not ascend"),
-        (len({p.name for p in plans}) == len(plans), "two plans are the same tile"),
+        *by_length([p.name for p in plans], limits),
         (len(skeletons) <= 1, "the plans need more than one kernel class"),
         (small is None or small.compute.warpgroups == 1, "the small plan has more than one warpgroup"),
         (small is None or all(small.mask.form == p.mask.form for p in plans), "the small plan has another mask"),
@@ -84,6 +81,14 @@ def set_faults(plan_set: PlanSet) -> list[str]:
 
 
 Check = tuple[bool, str]
+
+
+def by_length(names: Sequence[str], limits: Sequence[int]) -> Iterator[Check]:
+    """How many plans a file of either direction holds, and up to which length each serves."""
+    yield 1 <= len(names) <= MAX_PLANS, f"{len(names)} plans, at most {MAX_PLANS}"
+    yield len(limits) == len(names) - 1, f"{len(limits)} limits for {len(names)} plans"
+    yield all(0 < a < b for a, b in pairwise((*limits, 1 << 62))), f"limits {tuple(limits)} do not ascend"
+    yield len(set(names)) == len(names), "two plans are the same tile"
 
 
 def _compute(plan: KernelPlan) -> Iterator[Check]:

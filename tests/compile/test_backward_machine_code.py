@@ -14,7 +14,7 @@ from test_grid import CAUSAL, CLAUSES
 
 from attngen.directions import plan_gradients
 from attngen.emit.backward import emit_backward
-from attngen.ir.backward import BackwardPlanSet
+from attngen.ir.backward import BackwardPlan, BackwardPlanSet
 from attngen.ir.expr import tensors_of
 from attngen.ir.gradient import GradientKind
 from attngen.search_backward import plan_backward
@@ -37,9 +37,14 @@ pytestmark = [
 ]
 
 
-def check(plans: BackwardPlanSet) -> machine.MachineCode:
-    (p,) = plans.plans
-    code = compile_backward(load_text(emit_backward(plans).text, plans.spec.name)).machine_code
+def check(plans: BackwardPlanSet) -> None:
+    """Every plan of the file."""
+    module = load_text(emit_backward(plans).text, plans.spec.name)
+    for index, p in enumerate(plans.plans):
+        check_plan(plans, p, compile_backward(module, plan=index).machine_code)
+
+
+def check_plan(plans: BackwardPlanSet, p: BackwardPlan, code: machine.MachineCode) -> None:
     where = f"{plans.spec.name}, plan {p.name}"
     assert code.serialized == (), f"{where}: {code.serialized}"
     full = p.memory.fragment_registers + sm90.REGISTER_OVERHEAD >= p.memory.register_limit
@@ -61,13 +66,12 @@ def check(plans: BackwardPlanSet) -> machine.MachineCode:
     assert ops["UTMALDG"] >= 4 and ops["UTMASTG"] >= 2, f"{where}: TMA is not in use"
     rings = not p.compute.splits_operands
     assert (ops.get("UBLKRED", 0) >= p.compute.warpgroups) == rings, f"{where}: bulk reductions of dQ"
-    assert code.opcodes["HGMMA"] >= wgmmas(plans), f"{where}: {ops['HGMMA']} WGMMA of {wgmmas(plans)}"
-    return code
+    assert code.opcodes["HGMMA"] >= wgmmas(p), f"{where}: {ops['HGMMA']} WGMMA of {wgmmas(p)}"
 
 
-def wgmmas(plans: BackwardPlanSet) -> int:
+def wgmmas(p: BackwardPlan) -> int:
     """Steps of k of one step of the walk: S, dP, dV, dK, dQ."""
-    c = plans.plans[0].compute
+    c = p.compute
     qk, v, m, n = (x // 16 for x in (c.head_dim_qk_padded, c.head_dim_v_padded, c.tile_m, c.tile_n))
     return qk + v + 2 * m + n
 

@@ -11,7 +11,7 @@ from test_corrupt_plan import drop, item, section
 from attngen.ir.backward import BackwardPlan, BackwardPlanSet
 from attngen.search_backward import plan_backward
 from attngen.syntax import load_spec
-from attngen.verify.backward import faults, verify
+from attngen.verify.backward import faults, set_faults, verify, verify_set
 from attngen.verify.plan import PlanError
 
 #: Rings of dQ; operands split between the warpgroups; its turns.
@@ -178,8 +178,49 @@ CORRUPTIONS: dict[str, tuple[str, Corrupt, str]] = {
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_the_fault_is_named(name: str) -> None:
     spec, corrupt, fault = CORRUPTIONS[name]
-    broken = corrupt(planned(spec).plans[0])
+    broken = corrupt(planned(spec).long_plan)
     found = faults(broken)
     assert any(fault in f for f in found), found
     with pytest.raises(PlanError, match=f"backward plan {broken.name}: "):
         verify(broken)
+
+
+def causal() -> BackwardPlanSet:
+    """Two plans by length."""
+    plans = plan_backward(load_spec("attn 1\nattention causal {\n  head_dim = 128\n  mask = kv_idx <= q_pos\n}\n"))
+    assert len(plans.plans) == 2 and set_faults(plans) == []
+    return plans
+
+
+SETS: dict[str, tuple[Callable[[BackwardPlanSet], BackwardPlanSet], str]] = {
+    "no plan": (lambda s: s.replace(plans=()), "0 plans, at most 3"),
+    "limit lost": (lambda s: s.replace(limits=()), "0 limits for 2 plans"),
+    "limit zero": (lambda s: s.replace(limits=(0,)), "limits (0,) do not ascend"),
+    "limits descend": (lambda s: s.replace(plans=(*s.plans, s.others[0]), limits=(512, 256)), "limits (512, 256) do"),
+    "same plan": (lambda s: s.replace(plans=(s.plans[0], s.plans[0])), "two plans are the same tile"),
+    "another order": (
+        lambda s: s.replace(plans=(s.plans[0], section("schedule", kv_order="descending")(s.plans[1]))),
+        "more than one kernel class",
+    ),
+    "another walk": (
+        lambda s: s.replace(plans=(s.plans[0], section("schedule", serpentine=False)(s.plans[1]))),
+        "more than one kernel class",
+    ),
+    "other stages of dS": (
+        lambda s: s.replace(plans=(section("memory", ds_stages=3)(s.plans[0]), s.plans[1])),
+        "more than one kernel class",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_fault_between_plans_is_named(name: str) -> None:
+    corrupt, fault = SETS[name]
+    broken = corrupt(causal())
+    found = set_faults(broken)
+    assert any(fault in f for f in found), found
+
+
+def test_a_fault_between_plans_is_raised() -> None:
+    with pytest.raises(PlanError, match="backward plans of causal: 0 limits for 2 plans"):
+        verify_set(causal().replace(limits=()))

@@ -34,7 +34,7 @@ PASSES = {
 #: What the page of a pass says.
 PARTS = ("**Problem.**", "**Reads**", "**Writes**", "**Rewrite.**", "**Keeps.**", "**Rejects**")
 #: Planners of the backward, one page for all.
-BACKWARD = {"compute", "cost", "memory", "order", "schedule", "serves"}
+BACKWARD = {"choose", "compute", "cost", "memory", "order", "schedule", "serves"}
 
 
 def test_reference_is_current() -> None:
@@ -140,7 +140,7 @@ def test_ledger_of_the_page_of_the_backward() -> None:
     table = {name: row for row in rows for name in re.findall(r"`(\w+)`", row[0])}
     for head_dim, splits in ((64, False), (128, False), (256, True)):
         spec = load_spec(f"attn 1\nattention a {{\n  head_dim = {head_dim}\n  mask = kv_idx <= q_pos\n}}\n")
-        (plan,) = plan_backward(spec).plans
+        plan = plan_backward(spec).long_plan
         assert plan.compute.splits_operands is splits
         for q in plan.schedule.pipelines:
             _, stages, _, full, empty = table[q.name]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from backward_plans import check, make_plans
+from backward_plans import alone, check, make_plans
 from builders import CAUSAL, B, H, K, P, Q, S, f, load, positions, spec
 from cases import ALL_MASKS, SCORES, SINKS, qkv, tensors_for
 from test_three_way import VALUES, make
@@ -78,13 +78,13 @@ def test_other_plans_of_an_example(s: AttentionSpec) -> None:
     plans = plan_backward(s)
     assert plans.others
     for p in plans.others:
-        run_example(narrow(plans).replace(plans=(p,)), (200, 260), b=1)
+        run_example(narrow(alone(plans, p.name)), (200, 260), b=1)
 
 
 def test_the_plan_of_a_length() -> None:
     """Of several plans the one that serves the longer length runs."""
     plans = narrow(plan_backward(load_spec(EXAMPLES[0].parent / "causal.attn")))
-    both = plans.replace(plans=(plans.others[0], plans.plans[0]), limits=(150,))
+    both = plans.replace(plans=(plans.others[0], plans.long_plan), limits=(150,))
     names = [p.compute.tile_m for p in both.plans]
     assert names[0] != names[1]
     for size, wanted in (((150, 40), names[0]), ((40, 151), names[1])):

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from backward_plans import scattered
+from backward_plans import alone, scattered
 from ptxcheck.compile import Code, compile_backward, load_text
 from ptxcheck.launch import check, map_arguments, table_arguments
 from ptxcheck.report import Report
@@ -54,10 +54,8 @@ class Kernels:
 def kernels(
     spec: AttentionSpec, wanted: str = "qkv", captured: tuple[str, ...] = (), tile: str = "", lines: bool = False
 ) -> Kernels:
-    """The backward of `spec`, with the chosen tile or the one of that name, compiled once a session."""
-    plans = plan_backward(spec, captured=captured)
-    if tile:
-        plans = plans.replace(plans=tuple(p for p in (*plans.plans, *plans.others) if p.name == tile))
+    """The backward of `spec`, with the tile of long calls or the one of that name, compiled once a session."""
+    plans = alone(plan_backward(spec, captured=captured), tile)
     module = load_text(emit_backward(plans).text, f"{spec.name}_bwd")
     return Kernels(plans, module, compile_backward(module, wanted, lines=lines), wanted)
 

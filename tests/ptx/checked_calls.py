@@ -39,7 +39,8 @@ def in_checker(attn: Attention, monkeypatch: pytest.MonkeyPatch) -> Attention:
 
     def load(source: Any, target: str, cache: Any, *, wanted: Any, progress: Any) -> Loaded:
         module = load_text(source.text, "callable_bwd")
-        return Loaded((entry(compile_backward(module, wanted), _BACKWARD),), Entry(Path(), Path(), ()), 0.0)
+        functions = (entry(compile_backward(module, wanted, i), _BACKWARD) for i in range(len(module.PLANS)))
+        return Loaded(tuple(functions), Entry(Path(), Path(), ()), 0.0)
 
     monkeypatch.setattr(launch, "_current_device", lambda: -1)
     monkeypatch.setattr(launch, "_raw_stream", lambda index: 7)

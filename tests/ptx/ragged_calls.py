@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from backward_plans import alone
 from ptxcheck.compile import compile_backward, compile_module, load_text
 from ptxcheck.launch import check
 from ptxcheck.report import Report
@@ -193,9 +194,7 @@ class Gradients:
 
     def __init__(self, spec: AttentionSpec, tile: str = "", captured: tuple[str, ...] = ()) -> None:
         self.captured = captured
-        plans = plan_backward(spec, captured=captured)
-        if tile:
-            plans = plans.replace(plans=tuple(p for p in (*plans.plans, *plans.others) if p.name == tile))
+        plans = alone(plan_backward(spec, captured=captured), tile)
         self.spec, self.plans = spec, plans
         self.module = load_text(emit_backward(plans).text, f"{spec.name}_bwd")
         self.code = compile_backward(self.module)

@@ -17,6 +17,7 @@ from backward_calls import OUTPUTS, call, kernels, run, strided, verify
 from attngen import samples
 from attngen.ir.spec import AttentionSpec
 from attngen.samples import Shape
+from attngen.search_backward import plan_backward
 from attngen.syntax import load_all, load_spec
 
 pytestmark = pytest.mark.dsl
@@ -112,6 +113,15 @@ def test_zeroes_of_later_heads(d: int, clauses: str, shape: Shape, workers: int)
     schedule = made.plans.plans[0].schedule
     assert schedule.zeroes_ahead and schedule.zero_lag(heads, n_blocks, workers) < heads
     verify(made, call(spec, shape), seeds=(0, 1), sms=workers, workers=workers)
+
+
+def test_lower_steps_of_short_calls() -> None:
+    """The first of two plans: dQ by columns and in two slots, where that of long calls has it transposed and in one."""
+    spec = written(128, 0, CAUSAL)
+    short = plan_backward(spec).plans[0]
+    made = kernels(spec, tile=short.name)
+    assert not short.compute.dq_transposed and made.plans.plans == (short,) and short.memory.dq_stages == 2
+    verify(made, call(spec, Shape(1, 4, 2, 150, 170)), seeds=(0, 1), workers=2)
 
 
 @pytest.mark.parametrize(

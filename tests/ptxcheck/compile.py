@@ -139,10 +139,16 @@ def compile_module(module: ModuleType, plan: int = 0, *, lines: bool = False) ->
     return compiled(module, "forward", lambda options: module.compile_plan(plan, options), plan=plan, lines=lines)
 
 
-def compile_backward(module: ModuleType, wanted: Sequence[str] = ("q", "k", "v"), *, lines: bool = False) -> Code:
-    """The backward of `wanted` of a generated module."""
+def compile_backward(
+    module: ModuleType, wanted: Sequence[str] = ("q", "k", "v"), plan: int = 0, *, lines: bool = False
+) -> Code:
+    """Plan `plan` of the backward of `wanted` of a generated module."""
     what, of = "backward of " + "".join(wanted), tuple(wanted)
-    return compiled(module, what, lambda options: module.compile_backward(0, options, wanted=of), lines=lines)
+
+    def make(options: str) -> Any:
+        return module.compile_backward(plan, options, wanted=of)
+
+    return compiled(module, what, make, plan=plan, lines=lines)
 
 
 def compile_file(path: Path, plan: int = 0, *, lines: bool = False) -> tuple[ModuleType, Code]:

@@ -22,6 +22,7 @@ from attngen.jit import launch, load
 from attngen.jit.cache import KernelCache
 from attngen.jit.kernel import Attention
 from attngen.jit.key import fingerprint
+from attngen.syntax import load_spec
 
 BF16 = torch.bfloat16
 PLAIN, RICH = jit_standin.plain(), jit_standin.rich().replace(tensors=(jit_standin.BIAS.replace(grad=True),))
@@ -81,6 +82,20 @@ def test_the_longest_length_picks_the_plan(attach: Any, sq: int, skv: int, plan:
     assert [len(f.calls) for f in kernels.made] == [int(i == plan) for i in range(3)]
     tiles = -(-sq // (TILE_M * (plan + 1)))
     assert kernels.made[plan].calls[0][10].numel() == 2 * 4 * tiles * (WORKSPACE + plan)
+
+
+def test_a_window_takes_the_plan_of_sequences_as_long(attach: Any) -> None:
+    """A row that keeps 22 keys walks as in a sequence of 22 + 128 tokens; the length counts where it is shorter."""
+    clauses = "param window: int >= 1 = 64\n  mask = kv_idx <= q_pos and q_pos - kv_idx < window"
+    attn, kernels = attach(
+        load_spec(f"attn 1\nattention a {{\n  head_dim = 64\n  {clauses}\n}}\n"), plans=2, limits=(150,)
+    )
+    q, k, v = (torch.randn(1, 151, 2, 64).to(BF16).requires_grad_() for _ in range(3))
+    for rows, window, plan in ((151, 22, 0), (151, 23, 1), (151, 1000, 1), (151, 22, 0), (150, 1000, 0)):
+        attn(*(x[:, :rows] for x in (q, k, v)), window=window).sum().backward()
+        assert [len(f.calls) for f in kernels.made] == [int(i == plan) for i in (0, 1)]
+        tiles = -(-rows // (TILE_M * (plan + 1)))
+        assert kernels.made[plan].calls.pop()[10].numel() == 2 * tiles * (WORKSPACE + plan)
 
 
 def test_only_what_is_wanted_is_computed(attach: Any) -> None:

@@ -22,7 +22,7 @@ from attngen.plan_text_backward import turn_words
 from attngen.search_backward import candidates, plan_backward
 from attngen.syntax import load_spec
 from attngen.targets import sm90
-from attngen.verify.backward import faults
+from attngen.verify.backward import faults, set_faults
 
 SLOPES = "tensor x: f32[heads_q] grad\n  score = s * x[h]"
 BIAS = "tensor x: f32[batch, heads_q, seqlen_q, seqlen_kv] grad\n  score = s + x[b, h, q_idx, kv_idx]"
@@ -40,10 +40,12 @@ def test_every_head_dim_has_a_plan(kind: str) -> None:
     for d, dv in DIMS:
         found = plan_backward(written(d, dv, MASKS[kind]))
         where = f"{kind} {d} {dv}"
-        (p,) = found.plans
-        assert found.limits == () and found.gradient.contributions == (), where
-        assert all(faults(q) == [] for q in (p, *found.others)), where
-        assert p not in found.others and (p.compute.head_dim_qk, p.compute.head_dim_v) == (d, dv), where
+        p = found.long_plan
+        assert set_faults(found) == [] and found.gradient.contributions == (), where
+        assert all(faults(q) == [] for q in (*found.plans, *found.others)), where
+        assert not set(found.plans) & set(found.others) and (p.compute.head_dim_qk, p.compute.head_dim_v) == (d, dv), (
+            where
+        )
         assert p.memory.smem_bytes <= sm90.SMEM_BYTES, where
         assert p.memory.fragment_registers + sm90.REGISTER_OVERHEAD <= p.memory.register_limit, where
 
@@ -60,7 +62,7 @@ def test_every_head_dim_has_a_plan(kind: str) -> None:
     ],
 )
 def test_the_tile_of_full_attention(d: int, dv: int, tile: str, dq: str, drains: bool) -> None:
-    (p,) = plan_backward(written(d, dv)).plans
+    p = plan_backward(written(d, dv)).long_plan
     c = p.compute
     how = "transposed" if c.dq_transposed else "rows" if c.dq_by_rows else "columns"
     assert (p.name, how, c.drains) == (tile, dq, drains)
@@ -100,7 +102,7 @@ def test_memory_rejects() -> None:
     from attngen.passes.backward.memory import plan_memory
     from attngen.passes.base import Reject
 
-    c = plan_backward(written(128)).plans[0].compute.replace(tile_m=128)
+    c = plan_backward(written(128)).long_plan.compute.replace(tile_m=128)
     found = plan_memory(c)
     assert isinstance(found, Reject) and found.by == "memory"
     assert found.why == ("smem 323 KB of 227 KB: sK 32 KB, sV 32 KB, sQ 64 KB, sdO 64 KB, sdS 64 KB, sdQ 64 KB"), (
@@ -169,7 +171,7 @@ def test_e0402_of_a_deterministic_gradient_that_many_pairs_add_to() -> None:
 @pytest.mark.parametrize("clauses", [SLOPES, "tensor x: f32[batch, seqlen_q] grad\n  score = s * s * x[b, q_idx]"])
 def test_captured_gradients_that_read_the_score_have_a_plan_at_every_head_dim(clauses: str) -> None:
     for d, dv in DIMS:
-        (p,) = plan_backward(written(d, dv, clauses), captured=("x",)).plans
+        p = plan_backward(written(d, dv, clauses), captured=("x",)).long_plan
         assert faults(p) == [], f"{d} {dv}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attngen.ir.backward import BackwardCompute
+from attngen.ir.backward import BackwardCompute, BackwardPlan
 from attngen.ir.expr import Apply, walk
 from attngen.ir.gradient import GradientForm
 from attngen.ir.plan import Cost
@@ -13,6 +13,9 @@ SLOTS = 5.0
 #: Time over the busiest unit's time where two warpgroups fill each other's gaps (measured, docs/performance.md).
 OVERLAP = 1.35
 STEP_CYCLES = 300
+#: What a KV tile takes beside its steps: K, V and the first Q come, dK and dV leave, and nothing overlaps the first
+#: step's products (fitted to short calls, docs/performance.md).
+WALK_CYCLES = 8000
 
 
 def step_cost(c: BackwardCompute, gradient: GradientForm) -> Cost:
@@ -41,3 +44,8 @@ def step_cost(c: BackwardCompute, gradient: GradientForm) -> Cost:
     issue = m * n * (SLOTS + len(calls)) / sm90.ISSUE_PER_CYCLE
     busy = max(mma, smem, exp + issue) * OVERLAP + STEP_CYCLES * c.cluster
     return Cost(mma_cycles=mma, exp_cycles=exp, smem_cycles=smem, issue_cycles=issue, efficiency=mma / busy)
+
+
+def step_cycles(p: BackwardPlan) -> float:
+    """Estimated cycles of one full step."""
+    return p.cost.mma_cycles / p.cost.efficiency

@@ -63,7 +63,22 @@ def kv_walks(
     spec: AttentionSpec, form: MaskForm, tile_m: int, tile_n: int, deterministic: bool
 ) -> list[list[int]] | None:
     """Of each KV tile of a square head of `TILES` tiles, the query tiles of its walk; None: a call decides."""
-    length = TILES * tile_n
+    seen = tiles_seen(spec, form, tile_m, tile_n, TILES * tile_n, deterministic)
+    if seen is None:
+        return None
+    walks: list[list[int]] = [[] for _ in range(TILES)]
+    for m, ranges in enumerate(seen):
+        for n in (n for first, end in ranges for n in range(first, end)):
+            walks[n].append(m)
+    return walks
+
+
+def tiles_seen(
+    spec: AttentionSpec, form: MaskForm, tile_m: int, tile_n: int, length: int, deterministic: bool
+) -> list[list[tuple[int, int]]] | None:
+    """Of each query tile of a square head, with the defaults of the params, the KV tiles that it walks: ranges [first,
+    end) that ascend and do not meet. None: a bound reads what only a call knows.
+    """
     starts = range(0, length, tile_m)
     atoms = dict.fromkeys(("b", "h", "h_kv"), 0) | dict.fromkeys(("batch", "heads_q", "heads_kv"), 1)
     params = {p.name: p.default for p in spec.params}
@@ -73,14 +88,23 @@ def kv_walks(
     if None in params.values() or not all(integers.takes(e) for pair in bounds for e in pair):
         return None
     clauses = [[integers.column(e, env, len(starts)) for e in pair] for pair in bounds]
-    walks: list[list[int]] = [[] for _ in range(TILES)]
+    n_blocks = -(-length // tile_n)
+    seen = []
     for m in range(len(starts)):
-        touched = {n for low, up in clauses for n in range(low[m] // tile_n, min(-(-up[m] // tile_n), TILES))}
-        if deterministic and touched:
-            touched = set(range(min(touched), max(touched) + 1))
-        for n in touched:
-            walks[n].append(m)
-    return walks
+        ranges = sorted((low[m] // tile_n, min(-(-up[m] // tile_n), n_blocks)) for low, up in clauses)
+        seen.append(_joined([r for r in ranges if r[0] < r[1]], deterministic))
+    return seen
+
+
+def _joined(ranges: list[tuple[int, int]], hull: bool) -> list[tuple[int, int]]:
+    """Ascending ranges with those that meet as one; `hull`: all of them as one."""
+    joined: list[tuple[int, int]] = []
+    for first, end in ranges:
+        if joined and (hull or first <= joined[-1][1]):
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((first, end))
+    return joined
 
 
 def makespan(walks: Sequence[Sequence[int]], order: KvOrder, deterministic: bool) -> float:

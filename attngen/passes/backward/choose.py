@@ -1,0 +1,63 @@
+"""choose: which of the backward plans that fit serve which lengths, by steps and what a step costs.
+
+A tall step costs its barriers and its latency once for more rows. But a walk takes whole steps: where it is short, what
+its first and its last one hold of masked rows, or of none, is a large share of them, and lower steps waste less.
+"""
+
+from __future__ import annotations
+
+from attngen.ir.backward import BackwardPlan
+from attngen.ir.base import Node
+from attngen.ir.forms import MaskForm
+from attngen.ir.spec import AttentionSpec
+from attngen.passes.backward.cost import WALK_CYCLES, step_cycles
+from attngen.passes.backward.order import tiles_seen
+from attngen.passes.choose import LENGTHS as ALL_LENGTHS
+from attngen.passes.choose import fewest
+
+#: Lengths at which plans are compared: shorter calls take what the kernels around the main one take.
+LENGTHS = tuple(n for n in ALL_LENGTHS if n >= 512)
+
+
+def choose(
+    spec: AttentionSpec, form: MaskForm, served: list[BackwardPlan], deterministic: bool
+) -> tuple[tuple[BackwardPlan, ...], tuple[int, ...]]:
+    """At most MAX_PLANS plans and the lengths up to which each serves, all of one kernel class (`skeleton`).
+
+    One plan, the cheapest pair's, where a call decides how long walks are. Operands are split, for twice the fp32 sums
+    into dQ, only where nothing else fits.
+    """
+    whole = [p for p in served if not p.compute.splits_operands] or served[:1]
+    usual = min(whole, key=lambda p: step_cycles(p) / (p.compute.tile_m * p.compute.tile_n))
+    alike = [p for p in whole if skeleton(p) == skeleton(usual)]
+    times = [_times(spec, form, p, deterministic) for p in alike]
+    if len(alike) == 1 or any(row is None for row in times):
+        return (usual,), ()
+    known = [row for row in times if row is not None]
+    best = [min(column) for column in zip(*known, strict=True)]
+    relative = {i: [t / b for t, b in zip(row, best, strict=True)] for i, row in enumerate(known)}
+    plans, limits = fewest(relative, LENGTHS)
+    return tuple(alike[i] for i in plans), limits
+
+
+def skeleton(p: BackwardPlan) -> tuple[Node | bool | int | str, ...]:
+    """What a kernel's text fixes for all its plans: who owns which product, the order of KV tiles and of a walk's
+    steps, when dQ becomes zero, shared walks, stages of dS and P, and the mask.
+    """
+    c, s, m = p.compute, p.schedule, p.memory
+    walk = (s.kv_order, s.serpentine, s.zeroes_ahead, s.shares_walks)
+    return (c.splits_operands, c.has_score, *walk, m.ds_stages, m.p_stages, m.p_bytes, p.mask)
+
+
+def _times(spec: AttentionSpec, form: MaskForm, p: BackwardPlan, deterministic: bool) -> list[float] | None:
+    """Cycles of one square head at each of `LENGTHS`; None: a call decides."""
+    if p.mask.walk == "map":
+        return None
+    times, c = [], p.compute
+    for length in LENGTHS:
+        seen = tiles_seen(spec, form, c.tile_m, c.tile_n, length, deterministic)
+        if seen is None:
+            return None
+        steps = sum(end - first for ranges in seen for first, end in ranges)
+        times.append(steps * step_cycles(p) + -(-length // c.tile_n) * WALK_CYCLES)
+    return times
