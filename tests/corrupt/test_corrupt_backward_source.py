@@ -66,7 +66,7 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
     ),
     "plan lost": ("even", "PLANS = (\n", "PLANS = (\n    TilePlan(),\n", "PLANS has 2 entries, the plan 1"),
     "limits": ("even", "LIMITS = ()", "LIMITS = (1024,)", "LIMITS is (1024,), the plan says ()"),
-    "another limit": ("plain", "LIMITS = (1024,)", "LIMITS = (2048,)", "LIMITS is (2048,), the plan says (1024,)"),
+    "another limit": ("plain", "LIMITS = (1536,)", "LIMITS = (2048,)", "LIMITS is (2048,), the plan says (1536,)"),
     "head dim": ("captured", "HEAD_DIM_V = 48", "HEAD_DIM_V = 40", "HEAD_DIM_V is 40, the plan says 48"),
     "element": ("captured", "ELEMENT = cutlass.Float16", "ELEMENT = cutlass.BFloat16", "ELEMENT is cutlass.BFloat16"),
     "constant twice": ("plain", "LOG2E = ", "LOG2E = 0.0\nLOG2E = ", "LOG2E is defined 2 times"),
