@@ -18,8 +18,10 @@ q, k, v, o: last axis contiguous, other strides multiples of 8 elements, base 16
 scale  0.0883883 unless the call says otherwise
 do, dq, dk, dv, dlse as o, q, k, v, lse; workspace: fp32 words, as many as `compile_backward` says
 
-plan 0 tile 80 x 128, 1 load warp + 2 reducer warps + 2 warpgroups, dQ slots 1, registers 24/240, smem 226 KB; all
-       lengths
+plan 0 tile 64 x 128, 1 load warp + 2 reducer warps + 2 warpgroups, dQ slots 2, registers 24/240, smem 226 KB; up to
+       1536 rows and keys
+plan 1 tile 80 x 128, 1 load warp + 2 reducer warps + 2 warpgroups, dQ slots 1, registers 24/240, smem 226 KB;
+       longer
 
 names  m* tensor in global memory, g* its tile, s* shared memory, tXsX/tXgX TMA partitions, acc_* fp32 accumulators,
        frag_* operands
@@ -53,13 +55,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "causal_bwd_sm_90_7fcd4aec",
+    "kernel_id": "causal_bwd_sm_90_0650a22e",
     "name": "causal",
     "direction": "backward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "d62b019e4e8f627ea14e12f667b0a5bbbec5e2d3aa1e3805f3e758955fbf66aa",
-    "body_sha256": "1a48fa98b271a8e8ef6e958ad3a4f5e093b89f0de023694fba2975d5244aff7b",
+    "body_sha256": "8d8a4ed5b6ccd5a5a413220a409903d2ef16c523525b9934c07be99cc49613f4",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -71,6 +73,15 @@ ATTN_META = {
     "tensors": [],
     "plans": [
         {
+            "name": "64x128",
+            "tile_m": 64,
+            "tile_n": 128,
+            "cluster": 1,
+            "threads": 384,
+            "smem_bytes": 231424,
+            "workspace_per_tile": 8324,
+        },
+        {
             "name": "80x128",
             "tile_m": 80,
             "tile_n": 128,
@@ -80,10 +91,19 @@ ATTN_META = {
             "workspace_per_tile": 10404,
         },
     ],
-    "limits": [],
+    "limits": [1536],
     "backward": {
         "deterministic": True,
         "plans": [
+            {
+                "name": "64x128",
+                "tile_m": 64,
+                "tile_n": 128,
+                "cluster": 1,
+                "threads": 384,
+                "smem_bytes": 231424,
+                "workspace_per_tile": 8324,
+            },
             {
                 "name": "80x128",
                 "tile_m": 80,
@@ -94,7 +114,7 @@ ATTN_META = {
                 "workspace_per_tile": 10404,
             },
         ],
-        "limits": [],
+        "limits": [1536],
         "gradients": [],
     },
 }
@@ -138,6 +158,19 @@ class TilePlan:
 
 PLANS = (
     TilePlan(
+        tile_m=64,
+        warpgroups=2,
+        q_stages=2,
+        do_stages=2,
+        dq_stages=2,
+        dq_transposed=False,
+        v_in_registers=False,
+        drains=False,
+        grouped=False,
+        producer_registers=24,
+        consumer_registers=240,
+    ),
+    TilePlan(
         tile_m=80,
         warpgroups=2,
         q_stages=2,
@@ -151,7 +184,7 @@ PLANS = (
         consumer_registers=240,
     ),
 )
-LIMITS = ()  # PLANS[i] serves max(seqlen_q, seqlen_kv) <= LIMITS[i], the last plan everything longer
+LIMITS = (1536,)  # PLANS[i] serves max(seqlen_q, seqlen_kv) <= LIMITS[i], the last plan everything longer
 
 
 # ---- device helpers ------------------------------------------------------------------------------------------------

@@ -93,19 +93,31 @@ def test_explain_says_what_turns_cost(attngen, causal):
     words = [x["turn_words"] for x in (free, turns)]
     assert words == [0, turns["plans"][0]["compute"]["warpgroups"]]
     (line,) = turns["rooflines"]
-    plan = turns["plans"][0]["compute"]
+    plan = turns["plans"][-1]["compute"]
     assert line["turns"] == line["visited"] * plan["warpgroups"] and free["rooflines"][0]["turns"] == 0
     assert line["longest"] == -(-4096 // plan["tile_n"]), "the last rows see every KV tile"
     text = attngen("explain", causal, "--seqlen", "4096", "--deterministic").out
     assert "by turns" in text and f"up to {line['longest']} one after the other" in text
-    per_tile = turns["plans"][0]["memory"]["workspace_per_tile"]
-    assert f"{words[1]} words of each query tile's {per_tile} count them" in text
+    assert f"{words[1]} words of each query tile's workspace count them" in text
+
+
+def test_explain_says_which_lengths_a_plan_serves(attngen, causal):
+    """And takes the plan of a length for its roofline and its workspace."""
+    found = json.loads(attngen("explain", causal, "--json", "--seqlen", "1024,4096").out)["backward"]
+    short, long = found["plans"]
+    (limit,) = found["limits"]
+    assert [x["plan"] for x in found["rooflines"]] == [short["name"], long["name"]] and 1024 <= limit < 4096
+    text = attngen("explain", causal).out
+    lines = f"backward plans by max(seqlen_q, seqlen_kv):\n  1 to {limit}: {short['name']}\n  from {limit + 1}: "
+    assert lines + long["name"] in text
+    words = [f"ceil(seqlen_q / {p['compute']['tile_m']}) * {p['memory']['workspace_per_tile']}" for p in (long, short)]
+    assert words[0] in found["workspace"] and f"up to {limit}: 4 * batch * heads_q * {words[1]} bytes" in text
 
 
 def test_the_rooflines_of_the_backward_add_up(attngen, causal):
     args = ("--json", "--seqlen", "4096", "--batch", "2", "--heads", "4")
     found = json.loads(attngen("explain", causal, *args).out)["backward"]
-    (line,), (plan,) = found["rooflines"], found["plans"]
+    (line,), plan = found["rooflines"], found["plans"][-1]
     c = plan["compute"]
     tiles = -(-4096 // c["tile_m"])
     assert line["workspace_bytes"] == 4 * 2 * 4 * tiles * plan["memory"]["workspace_per_tile"]

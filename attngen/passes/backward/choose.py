@@ -15,8 +15,8 @@ from attngen.passes.backward.order import tiles_seen
 from attngen.passes.choose import LENGTHS as ALL_LENGTHS
 from attngen.passes.choose import fewest
 
-#: Lengths at which plans are compared, and those halfway: where walks are short, some tokens more are a step more of one
-#: plan and none of another. Shorter calls take what the kernels around the main one take.
+#: Lengths at which plans are compared, and those halfway: where walks are short, some tokens more are a step more of
+#: one plan and none of another. Shorter calls take what the kernels around the main one take.
 LENGTHS = tuple(sorted({m for n in ALL_LENGTHS for m in (n, n * 3 // 2) if 512 <= m <= ALL_LENGTHS[-1]}))
 
 
