@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from attngen.diag.words import counted
 from attngen.ir.expr import Atom, Const, Expr
 from attngen.ir.tables import ROW_BLOCK, ROW_WINDOW, Extreme, dims_in_memory
 from attngen.ir.tile_map import map_words
@@ -152,7 +153,8 @@ def _plan(p: KernelPlan) -> Iterator[str]:
     padded = ""
     if (c.head_dim_qk_padded, c.head_dim_v_padded) != (c.head_dim_qk, c.head_dim_v):
         padded = f", head dims padded to {c.head_dim_qk_padded} and {c.head_dim_v_padded} in shared memory"
-    yield f"  compute    tile_m {c.tile_m}, tile_n {c.tile_n}, {c.warpgroups} consumer warpgroups{padded}"
+    groups = counted(c.warpgroups, "consumer warpgroup")
+    yield f"  compute    tile_m {c.tile_m}, tile_n {c.tile_n}, {groups}{padded}"
     separate = {
         "never": ": weights that no other key moves, no LSE",
         "bounded": f": one reference, 2^{c.reference:.0f}, for all rows",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from attngen.diag.words import counted
 from attngen.ir.gradient import GradientKind
 from attngen.passes.epilogue import epilogue_slope, has_epilogue
 from attngen.plan_text import by_length_lines, kb, map_lines, rejected_lines
@@ -160,7 +161,8 @@ def _plan(p: BackwardPlan, deterministic: bool) -> Iterator[str]:
     padded = ""
     if (c.head_dim_qk_padded, c.head_dim_v_padded) != (c.head_dim_qk, c.head_dim_v):
         padded = f", head dims padded to {c.head_dim_qk_padded} and {c.head_dim_v_padded} in shared memory"
-    yield f"  compute    tile_m {c.tile_m}, tile_n {c.tile_n}, {c.warpgroups} consumer warpgroups, {shares}{padded}"
+    groups = counted(c.warpgroups, "consumer warpgroup")
+    yield f"  compute    tile_m {c.tile_m}, tile_n {c.tile_n}, {groups}, {shares}{padded}"
     rows, columns = c.dq_shape
     dq = "dQ^T = K^T dS^T" if c.dq_transposed else "dQ = dS K"
     meanwhile = "; dV and dK are done before dQ starts" if c.drains else "; dK runs on while dQ is staged"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attngen.cli import common
+from attngen.diag.words import counted
 
 if TYPE_CHECKING:
     from attngen.jit.cache import KernelCache
@@ -56,7 +57,8 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Entries as JSON.
         ]
         common.table(["kernel", "size", "used", "complete"], rows)
     else:
-        common.say("the cache is empty")
+        texts = _cache().sources()
+        common.say(f"no compiled kernel, {counted(texts, 'generated text')}" if texts else "the cache is empty")
 
 
 @app.command("size")
@@ -77,7 +79,7 @@ def clear(
 ) -> None:
     """Remove compiled kernels; running processes keep theirs."""
     count, freed = _cache().clear(None if older is None else _seconds(older))
-    common.say(f"removed {count} kernel{'' if count == 1 else 's'}, {_size(freed)}")
+    common.say(f"removed {counted(count, 'kernel')}, {_size(freed)}")
 
 
 def _seconds(text: str) -> float:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from attngen.cli import common
+from attngen.diag.words import counted
 
 GOOD, LIMIT, BAD = "ok", "limit", "fault"
 
@@ -103,7 +104,8 @@ def _machine(facts: dict[str, Any]) -> Iterator[Finding]:
             "GPU", GOOD, f"{gpu['index']}: {gpu['name']}, compute capability {major}.{minor}, {gpu['sms']} SMs"
         )
     cache = facts["cache"]
-    yield Finding("kernel cache", GOOD, f"{cache['folder']}, {cache['entries']} kernels, {cache['bytes'] / 1e6:.1f} MB")
+    held = f"{counted(cache['entries'], 'compiled kernel')} and {counted(cache['sources'], 'generated text')}"
+    yield Finding("kernel cache", GOOD, f"{cache['folder']}, {held}, {cache['bytes'] / 1e6:.1f} MB")
     for fault in facts["missing"]:
         needed = any(word in fault["what"] for word in ("CuTe DSL", "tvm-ffi"))
         yield Finding("missing", BAD if needed else LIMIT, fault["what"], fault["mend"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from attngen.diag.words import counted
 from attngen.ir.backward import BackwardPlanSet
 from attngen.ir.expr import Const, Expr
 from attngen.ir.plan import KernelPlan, PlanSet
@@ -107,10 +108,11 @@ def _served(limits: tuple[int, ...], i: int) -> str:
 def _backward_plan(i: int, plan_set: BackwardPlanSet) -> str:
     p = plan_set.plans[i]
     c, m, s = p.compute, p.memory, p.schedule
+    groups, reducers = (counted(c.warpgroups, x) for x in ("warpgroup", "reducer warp"))
     roles = (
-        f"a cluster of 2 CTAs, each 1 load warp + {c.warpgroups} warpgroups"
+        f"a cluster of 2 CTAs, each 1 load warp + {groups}"
         if c.splits_operands
-        else f"1 load warp + {c.warpgroups} reducer warps + {c.warpgroups} warpgroups, dQ slots {m.dq_stages}"
+        else f"1 load warp + {reducers} + {groups}, dQ slots {m.dq_stages}"
     )
     return (
         f"plan {i} tile {c.tile_m} x {c.tile_n}, {roles}, registers {s.roles[0].registers}/{s.roles[-1].registers}, "
@@ -261,7 +263,7 @@ def _plans(plan_set: PlanSet) -> list[str]:
 def _plan(p: KernelPlan) -> str:
     c, m, s = p.compute, p.memory, p.schedule
     return (
-        f"tile {c.tile_m} x {c.tile_n}, kv_stages {m.kv_stages}, 1 load warp + {c.warpgroups} warpgroups, "
+        f"tile {c.tile_m} x {c.tile_n}, kv_stages {m.kv_stages}, 1 load warp + {counted(c.warpgroups, 'warpgroup')}, "
         f"registers {s.roles[0].registers}/{s.roles[-1].registers}, smem {m.smem_bytes // 1024} KB, {s.order} order"
         + (", clusters of 2 CTAs with row tiles side by side" if p.launch.pairs_ctas else "")
         + (f", {s.pack} query heads of a KV head in a row tile: heads_q is {s.pack} heads_kv" if s.pack > 1 else "")

@@ -11,6 +11,9 @@ from attngen.importers.imported import Imported, declared, refused
 if TYPE_CHECKING:
     import torch
 
+#: The largest cap whose scores a bf16 kernel takes without following their maxima (passes/compute, REACH).
+BOUNDED_CAP = 50.0
+
 
 def from_flash(
     *,
@@ -43,7 +46,8 @@ def from_flash(
     - causal: j <= i + Sk - Sq (aligned bottom-right).
     - window_size (left, right): i + Sk - Sq - left <= j <= i + Sk - Sq + right, both ends included; -1 or None is no
       bound; `causal` makes right 0. (127, 0) keeps 128 keys. The widths become params: another width never recompiles.
-    - softcap: cap * tanh(s / cap) of the scaled score, a param; 0 is none.
+    - softcap: cap * tanh(s / cap) of the scaled score, a param; 0 is none. Up to 50 it stands for caps from 1 (or its
+      own, if that is less) to 50, whose kernels follow no maxima; of a larger one every cap is taken.
     - alibi_slopes (heads) or (batch, heads), fp32: minus slope * |i + Sk - Sq - j|, after the softcap.
     - softmax_scale: None is 1 / sqrt(head_dim).
     - learnable_sink (heads): one more logit a head in the denominator, not scaled.
@@ -73,7 +77,9 @@ def from_flash(
     if softcap:
         if softcap < 0:
             raise refused("softcap", f"is {softcap}", "give a positive number, or 0 for none")
-        draft.param("cap", float(softcap))
+        # a declared range lets kernels do without maxima (passes/score_bound)
+        span = {"minimum": min(float(softcap), 1.0), "maximum": BOUNDED_CAP} if softcap <= BOUNDED_CAP else {}
+        draft.param("cap", float(softcap), **span)
         draft.score = "cap * tanh(s / cap)"
     if alibi_slopes is not None:
         draft.score += f" - {_slopes(draft, alibi_slopes, rows)} * abs({position} - kv_idx)"

@@ -137,6 +137,10 @@ class KernelCache:
         """Bytes that the cache holds, leftovers included."""
         return sum(_bytes(folder) for folder in self._folders()) + sum(p.stat().st_size for p in self._sources())
 
+    def sources(self) -> int:
+        """How many generated texts are remembered, compiled or not."""
+        return len(self._sources())
+
     def clear(self, older_than_s: float | None = None) -> tuple[int, int]:
         """Remove entries, or only those unused for that long; leftovers go too. Returns (entries, bytes) removed.
 

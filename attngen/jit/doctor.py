@@ -123,5 +123,5 @@ def _cache(cache: KernelCache, in_use: bool) -> dict[str, Any]:
         free = None
     return {
         "folder": str(cache.root), "in_use": in_use, "writable": writable, "why": why, "free_bytes": free,
-        "bytes": cache.size(), "entries": len(cache.entries()),
+        "bytes": cache.size(), "entries": len(cache.entries()), "sources": cache.sources(),
     }  # fmt: skip

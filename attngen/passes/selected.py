@@ -11,6 +11,7 @@ Source    DeepSeek-V3.2's sparse attention (token lists a row); NSA, section 3.3
 
 from __future__ import annotations
 
+from attngen.diag.words import counted
 from attngen.ir.expr import Atom, Const, Expr, Load, Param, atom, atoms_of, const, rewrite, tensors_of, walk
 from attngen.ir.functions import apply
 from attngen.ir.spec import AttentionSpec, ParamDecl, ScheduleHints, TensorDecl
@@ -55,8 +56,8 @@ def describe(spec: AttentionSpec) -> str:
     sparse = spec.block_sparse
     assert sparse is not None
     element = 2 * (spec.head_dim_qk + spec.head_dim_v)
-    rows = f"{sparse.q} row{'s' if sparse.q > 1 else ''}"
-    keys = f"{sparse.kv} key{'s' if sparse.kv > 1 else ''}"
+    rows = counted(sparse.q, "row")
+    keys = counted(sparse.kv, "key")
     filled = f"{sparse.q} times the query heads of a KV head" if packs_heads(spec) else str(sparse.q)
     lines = (
         f"{spec.name}: K and V are gathered by `{BLOCKS}`, n blocks of {keys} for each {rows} and KV head, in torch",

@@ -3,7 +3,7 @@
 Numerics: ints are int64, floats have the dtype of the call (float64 unless asked). A captured tensor is read as it
 is: an index outside it raises E0650, nothing is clamped. An element is read only where it matters: the right operand
 of `and` and `or` where the left one does not decide, a branch of a conditional where it is taken, and all of it where
-`active` holds.
+`active` holds. Nothing is read where an atom has no values, in a sequence without rows say.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ def evaluate(
     Shapes: whatever the values in `env` broadcast to; a value that reads no atom keeps the shape of what it reads.
     Raises: E0650 for an index outside its tensor where the element matters; KeyError for a name that is missing.
     """
+    if active is None and not all(x.numel() for x in env.values()):  # no row, no key: nobody reads anything
+        active = torch.zeros((), dtype=torch.bool, device=next(iter(env.values())).device)
     return _Evaluation(env, tensors or {}, dtype, clamp).value(e, active)
 
 

@@ -15,9 +15,11 @@ from attngen.diag.diagnostic import AttnError
 from attngen.importers import Imported
 from attngen.importers.cudnn import alibi_slopes
 from attngen.ir.expr import tensors_of
+from attngen.ir.plan import Rescale
 from attngen.passes.mask_form import mask_form
 from attngen.ref import ragged
 from attngen.ref.dense import attention
+from attngen.search import plan
 from attngen.syntax import load_spec, print_expr
 
 GENERATOR = torch.Generator().manual_seed(6)
@@ -97,9 +99,22 @@ def test_flash_counts() -> None:
 def test_flash_widths_and_caps_are_params() -> None:
     found = attngen.from_flash(head_dim=64, window_size=(7, 3), softcap=30.0)
     assert found.params == {"window_right": 3, "window_left": 7, "cap": 30.0}
-    assert [p.minimum for p in found.spec.params] == [0, 0, None]
+    assert [p.minimum for p in found.spec.params] == [0, 0, 1.0]
     other = attngen.from_flash(head_dim=64, window_size=(9, 1), softcap=50.0)
     assert other.spec.mask == found.spec.mask and other.spec.score == found.spec.score
+
+
+@pytest.mark.parametrize(
+    ("softcap", "dtype", "rescale"),
+    [(30.0, "bf16", Rescale.BOUNDED), (0.25, "bf16", Rescale.BOUNDED), (51.0, "bf16", Rescale.ON_GROWTH),
+     (30.0, "fp16", Rescale.ON_GROWTH)],
+)  # fmt: skip
+def test_flash_caps_bound_their_scores(softcap: float, dtype: str, rescale: Rescale) -> None:
+    """The range that a cap declares is one whose kernel follows no maxima, where there is such a range."""
+    spec = attngen.from_flash(head_dim=64, softcap=softcap, dtype=dtype).spec
+    (cap,) = spec.params
+    assert cap.minimum is None or cap.minimum <= softcap <= cap.maximum
+    assert {p.compute.rescale for p in plan(spec).plans} == {rescale}
 
 
 def test_flash_softcap_then_alibi() -> None:
