@@ -113,7 +113,7 @@ class Backward(Variants):
         sizes = self._sizes(q, k, tensors)
         tail = (*params, *self._binder.widened(tensors, sizes)) if tensors else params
         for workspace in variant.workspaces:
-            tail = (*tail, *workspace.of(ready[0].device, q.shape, k.shape, tail, handle))
+            tail = (*tail, *workspace.of(ready[0], q.shape, k.shape, tail, handle))
         axis, heads_kv = self._heads_axis, sizes["heads_kv"]
         kv_tiles = self._tiles(sizes, "seqlen_kv", variant.tile_n)
         heads = partial.heads_of_sums(kv_tiles, sizes["heads_q"], heads_kv, ready[1] // variant.cluster)

@@ -1,8 +1,9 @@
-"""Per-GPU state of the launch path: SM count, tile counters, scratch for an LSE that nobody asked for."""
+"""Per-GPU state of the launch path: SM count, tile counters, scratch memory for what no caller wants."""
 
 from __future__ import annotations
 
 import threading
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from attngen.diag.diagnostic import error
 #: Tile counters of a device that exist before any graph is captured; 128 bytes apart, so that none share a cache line.
 COUNTERS = 1024
 _SPACING = 32
-#: An LSE of up to this many elements is written to a scratch tensor when the caller does not want it.
+#: What a launch writes and no caller wants lies in scratch memory up to so many elements.
 SCRATCH_ELEMS = 1 << 22
 SCRATCH_SHAPES = 8
 
@@ -32,6 +33,7 @@ class DeviceState:
         self.counters: dict[int, Any] = {}
         #: By (raw stream, batch, heads_q, seqlen_q).
         self.scratch: dict[tuple[int, ...], Any] = {}
+        self._words: dict[tuple[int, int, str, int], Any] = {}
         self._pool: Any = None
         self._zero: Any = None
         self._zeros: dict[Any, Any] = {}
@@ -56,6 +58,23 @@ class DeviceState:
         if len(self.scratch) >= SCRATCH_SHAPES:
             self.scratch.clear()
         self.scratch[place] = lse
+
+    def words(self, stream: int, what: str, count: int) -> Any:
+        """int32 memory that the first kernel of a launch fills for its main one; later launches share it.
+
+        Those of this thread alone, which runs one launch of a stream after the other: another's first kernel could come
+        between the two.
+        """
+        place = (stream, get_ident(), what, count)
+        found = self._words.get(place)
+        if found is None:
+            found = torch.empty(count, dtype=torch.int32, device=self.device)
+            if count > SCRATCH_ELEMS:
+                return found
+            if len(self._words) >= SCRATCH_SHAPES:
+                self._words.clear()
+            self._words[place] = found
+        return found
 
     def counter(self, stream: int) -> Any:
         """The counter of a raw stream, made at the stream's first launch."""

@@ -44,6 +44,7 @@ class Binder:
         # Dynamo traces neither AttnError nor difflib: what it may have to say is written beforehand.
         self.missing_texts = {name: str(self._missing(name)) for name in sorted(self.names)}
         self.unknown_text = str(self._unknown(_ANY))
+        self._widths: dict[str, tuple[tuple[Any, ...], Any]] = {}
         self._rows = tuple((p.name, p.default, _PYTHON[p.type], *_range(p), p) for p in spec.params)
 
     def bind(self, named: Mapping[str, Any], q: Any, k: Any) -> tuple[Any, ...]:
@@ -71,9 +72,23 @@ class Binder:
             if 0 in shape and q.numel() and k.numel():
                 self._without_elements(tensor_decl, tensor, self.sizes(named, q, k))
             if 1 in shape:
-                tensor = broadcast(tensor, tensor_decl, self.sizes(named, q, k))
+                tensor = self._wide(tensor, tensor_decl, named, q, k)
             values.append(tensor)
         return tuple(values)
+
+    def _wide(self, tensor: Any, decl: TensorDecl, named: Mapping[str, Any], q: Any, k: Any) -> Any:
+        """`broadcast` in this call; what it came to in the last one is remembered with the shapes that decide it."""
+        key = (tensor.shape, q.shape, k.shape, self.counted(named))
+        last = self._widths.get(decl.name)
+        if last is None or last[0] != key:
+            wide = broadcast(tensor, decl, self.sizes(named, q, k))
+            self._widths[decl.name] = key, None if wide is tensor else wide.shape
+            return wide
+        return tensor if last[1] is None else tensor.expand(last[1])
+
+    def counted(self, named: Mapping[str, Any]) -> int | None:
+        """How many sequences a call has, where the shapes of q and k do not say it."""
+        return None
 
     def sizes(self, named: Mapping[str, Any], q: Any, k: Any) -> Sizes:
         """Extents that captured tensors broadcast to."""

@@ -17,28 +17,58 @@ from attngen.ir.plan import plan_at
 from attngen.ir.spec import STARTS, AttentionSpec
 from attngen.ir.types import Layout
 from attngen.jit import contract, launch
-from attngen.jit.launch import Launcher, Ready, _written
+from attngen.jit.launch import Launcher, Ready, _contiguous, _empty, _empty_like, _written
+from attngen.jit.modes import dispatch_modes, is_dynamo
 from attngen.jit.named import Binder
 from attngen.jit.scale import number
 from attngen.jit.shapes import Sizes, sizes_of
 from attngen.jit.tables import TableBinder, TableLauncher
 
 _I32, _F32 = torch.int32, torch.float32
+#: Extents whose full lengths are kept, and strides that are known to be good.
+_REMEMBERED = 64
 
 
 class RaggedBinder(Binder):
     """Binds the lengths of the sequences with the captured tensors."""
 
+    def __init__(self, spec: AttentionSpec) -> None:
+        super().__init__(spec)
+        self._varlen = spec.layout is Layout.VARLEN
+        self._full: dict[tuple[Any, ...], Any] = {}
+
     def filled(self, named: Mapping[str, Any], q: Any, k: Any) -> Mapping[str, Any]:
         """`named` with the lengths that may be left out: `cu_seqlens_kv` is `cu_seqlens_q`, a `seqused` is full."""
-        if self.spec.layout is Layout.VARLEN:
+        if self._varlen:
             if named.get("cu_seqlens_kv") is None and named.get("cu_seqlens_q") is not None:
                 return {**named, "cu_seqlens_kv": named["cu_seqlens_q"]}
             return named
         for name, x in (("seqused_q", q), ("seqused_kv", k)):
             if named.get(name) is None and getattr(x, "ndim", 0) >= 2:  # of another rank than 4: said with the others
-                named = {**named, name: torch.full((x.shape[0],), x.shape[1], dtype=_I32, device=x.device)}
+                named = {**named, name: self._whole(x)}
         return named
+
+    def _whole(self, x: Any) -> Any:
+        """The lengths of sequences that fill `x`, i32[batch]. Eager calls of a stream share those of an extent: nobody
+        writes them. What a graph captures or torch traces makes its own.
+        """
+        batch, seqlen, device = x.shape[0], x.shape[1], x.device
+        if is_dynamo() or type(x) is not torch.Tensor or dispatch_modes() or device.type != "cuda":
+            return torch.full((batch,), seqlen, dtype=_I32, device=device)
+        index = device.index
+        key = (index, launch._raw_stream(index), batch, seqlen, torch.is_inference_mode_enabled())
+        found = self._full.get(key)
+        if found is None:
+            found = torch.full((batch,), seqlen, dtype=_I32, device=device)
+            if launch._capturing():
+                return found
+            if len(self._full) >= _REMEMBERED:
+                self._full.clear()
+            self._full[key] = found
+        return found
+
+    def counted(self, named: Mapping[str, Any]) -> int | None:
+        return sequences_of(named.get("cu_seqlens_q")) if self._varlen else None
 
     def sizes(self, named: Mapping[str, Any], q: Any, k: Any) -> Sizes:
         """Extents that captured tensors broadcast to. Raises: AttnError E0604, E0607 (cu_seqlens_q)."""
@@ -67,6 +97,7 @@ class RaggedLauncher(Launcher):
         super().__init__(spec, binder, limits)
         self._varlen = spec.layout is Layout.VARLEN
         self._first = len(spec.params)  # of the tail: the lengths
+        self._stepped: set[tuple[Any, ...]] = set()
         count = self._first + len(spec.lengths)
         self._batch_axes = [
             (count + i, axis) for i, t in enumerate(spec.tensors) for axis, d in enumerate(t.dims) if d == "batch"
@@ -99,30 +130,42 @@ class RaggedLauncher(Launcher):
         for at, axis in self._batch_axes:
             if tail[at].shape[axis] != batch:
                 contract.validate(self.spec, q, k, v, self._binder.split(tail)[1], out, lse)
-        if not self._varlen and not all(map(contract.has_row_steps, (q, k, v, *(() if out is None else (out,))))):
-            q, k, v = (contract.normalized(x) for x in (q, k, v))  # one row: its stride says nothing
-            contract.validate(self.spec, q, k, v, self._binder.split(tail)[1], out, lse)
+        if not self._varlen and batch > 1:
+            strides = q.stride(), k.stride(), v.stride(), None if out is None else out.stride()
+            if strides not in self._stepped:
+                q, k, v = self._with_row_steps(strides, q, k, v, tail, out, lse)
         if scale is None:
             scale = self.scale.of(tail) if self._default_scale != self._default_scale else self._default_scale
         else:
             scale = number(scale, self.spec)
         given, provided = lse, [x for x in (out, lse) if x is not None]
         if out is None:
-            out = torch.empty((*q.shape[:-1], self.spec.head_dim_v), dtype=self._dtype, device=state.device)
+            if self._o_like_q:
+                out = _empty_like(q, memory_format=_contiguous)
+            else:
+                out = _empty((*q.shape[:-1], self.spec.head_dim_v), dtype=self._dtype, device=state.device)
         elif out.data_ptr() in (q.data_ptr(), k.data_ptr(), v.data_ptr()):
             raise contract.overlap(q, k, v, out)
-        if lse is None:
-            rows = (heads_q, seqlen_q) if self._varlen else (batch, heads_q, seqlen_q)
-            lse = torch.empty(rows, dtype=_F32, device=state.device)
-        if launch._capturing():
+        capturing = launch._capturing()
+        if capturing:
             counter = state.captured_counter()
         else:
             stream = launch._raw_stream(index)
             counter = state.counters.get(stream)
             counter = state.counter(stream) if counter is None else counter
-        order = torch.empty(2 * (batch + self._varlen) + 1, dtype=_I32, device=state.device)
+        if lse is None:
+            rows = (heads_q, seqlen_q) if self._varlen else (batch, heads_q, seqlen_q)
+            # an LSE that nobody asked for: launches of one stream may share it
+            lse = None if capturing or return_lse else state.scratch.get((stream, *rows))
+            if lse is None:
+                lse = _empty(rows, dtype=_F32, device=state.device)
+                if not (capturing or return_lse):
+                    state.keep_scratch((stream, *rows), lse)
+        words = 2 * (batch + self._varlen) + 1
+        order = _empty(words, dtype=_I32, device=state.device) if capturing else state.words(stream, "order", words)
         longest = max(seqlen_q, seqlen_kv)
-        function = self.functions[plan_at(self._limits, -(-longest // batch) if self._varlen else longest)]
+        plan = plan_at(self._limits, -(-longest // batch) if self._varlen else longest) if self._limits else 0
+        function = self.functions[plan]
         rest = (counter, scale, workers, order, *tail, *further)
         try:
             function(q, k, v, out, lse, *rest)
@@ -131,6 +174,22 @@ class RaggedLauncher(Launcher):
         if provided:
             _written(*provided)
         return (out, lse) if return_lse else out
+
+    def _with_row_steps(
+        self, strides: tuple[Any, ...], q: Any, k: Any, v: Any, tail: tuple[Any, ...], out: Any, lse: Any
+    ) -> tuple[Any, Any, Any]:
+        """Operands whose sequences begin whole rows apart; strides that are good are remembered. Raises: AttnError."""
+        given = (q, k, v, *(() if out is None else (out,)))
+        if all(map(contract.has_row_steps, given)):
+            if any(x.shape[0] != q.shape[0] for x in given):  # the entry point will refuse it
+                return q, k, v
+            if len(self._stepped) >= _REMEMBERED:
+                self._stepped.clear()
+            self._stepped.add(strides)
+            return q, k, v
+        q, k, v = (contract.normalized(x) for x in (q, k, v))  # one row: its stride says nothing
+        contract.validate(self.spec, q, k, v, self._binder.split(tail)[1], out, lse)
+        return q, k, v
 
     def sequences(self, tail: tuple[Any, ...]) -> int:
         """How many sequences a call has."""

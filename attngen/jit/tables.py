@@ -17,6 +17,7 @@ from attngen.ir.tables import words
 from attngen.ir.tile_map import map_words
 from attngen.ir.types import Layout
 from attngen.jit import launch
+from attngen.jit.device import DeviceState
 from attngen.jit.launch import Launcher, Ready
 from attngen.jit.named import Binder
 from attngen.jit.shapes import Sizes, sizes_of_shapes
@@ -184,7 +185,7 @@ class TableLauncher(Launcher):
         """As a Launcher's; `tail` ends in a handle or None."""
         *bound, handle = tail
         for workspace in self.workspaces:
-            bound += workspace.of(ready[0].device, q.shape, k.shape, bound, handle)
+            bound += workspace.of(ready[0], q.shape, k.shape, bound, handle)
         return super().launch(ready, q, k, v, tuple(bound), scale, out, lse, return_lse, further)
 
 
@@ -195,8 +196,8 @@ Counter = Callable[[Sizes], tuple[Any, int]]
 class Workspace:
     """Makes two arguments that follow the captured tensors: int32 words, and whether they are to be filled."""
 
-    def __init__(self, spec: AttentionSpec, counter: Counter) -> None:
-        self._spec, self._counter = spec, counter
+    def __init__(self, name: str, spec: AttentionSpec, counter: Counter) -> None:
+        self._name, self._spec, self._counter = name, spec, counter
         self._params, self._tensors = len(spec.params), len(spec.params) + len(spec.inputs)
         self._varlen = spec.layout is Layout.VARLEN
         #: What the memory is made by: a handle may come from an attention whose mask is another.
@@ -204,11 +205,11 @@ class Workspace:
         self._counts: dict[Any, tuple[Any, int]] = {}
 
     def of(
-        self, device: Any, shape_q: Any, shape_k: Any, bound: Sequence[Any], handle: Tables | None
+        self, state: DeviceState, shape_q: Any, shape_k: Any, bound: Sequence[Any], handle: Tables | None
     ) -> tuple[Any, int]:
         """For a call with q and k of these shapes, and with the params and captured tensors `bound`."""
         sequences = bound[self._params].shape[0] - 1 if self._varlen else None
-        key = (device, shape_q, shape_k, sequences)
+        key = (state.device, shape_q, shape_k, sequences)
         found = self._counts.get(key)
         if found is None:
             if len(self._counts) >= _REMEMBERED:
@@ -216,7 +217,9 @@ class Workspace:
             found = self._counts[key] = self._counter(sizes_of_shapes(self._spec, shape_q, shape_k, sequences))
         what, count = found
         if handle is None:
-            return _empty(count, dtype=_I32, device=device), 1
+            if launch._capturing():
+                return _empty(count, dtype=_I32, device=state.device), 1
+            return state.words(launch._raw_stream(state.index), self._name, count), 1
         params, tensors = tuple(bound[: self._params]), tuple(bound[self._params : self._tensors])
         return handle.get(what, (*key, self._made_by), count, params, tensors)
 
@@ -234,7 +237,7 @@ def workspaces_of(spec: AttentionSpec, meta: Mapping[str, Any], direction: Mappi
             what = (*entry.items(), plan["tile_m"], plan["tile_n"])  # each direction has tiles of its own
             return what, map_words(entry, plan, sizes)
 
-        found.append(Workspace(spec, of_map))
+        found.append(Workspace("map", spec, of_map))
     if rows := meta.get("tables"):
-        found.append(Workspace(spec, lambda sizes: (NAME, words(rows, sizes))))
+        found.append(Workspace(NAME, spec, lambda sizes: (NAME, words(rows, sizes))))
     return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -122,7 +123,20 @@ def test_a_handle_serves_the_backward(calls: Calls, tmp_path: Path) -> None:
     assert front[-1] == 1 and back[-1] == 0 and front[-2] is back[-2]
     attn(q, k, v, doc=doc).sum().backward()
     front, back = calls.made[-2:]
-    assert front[-1] == back[-1] == 1 and front[-2] is not back[-2]
+    assert front[-1] == back[-1] == 1 and front[-2] is not kept._kept["tables"]
+
+
+def test_launches_of_a_thread_share_what_they_fill(calls: Calls, tmp_path: Path) -> None:
+    """Memory that a launch's first kernel fills for its main one: of this thread alone, whose launches run in order."""
+    attn = attached(tmp_path)
+    q, k, v, doc = inputs()
+    attn(q, k, v, doc=doc)
+    attn(q, k, v, doc=doc)
+    other = Thread(target=attn, args=(q, k, v), kwargs={"doc": doc})
+    other.start()
+    other.join()
+    first, second, third = (made[-2] for made in calls.made)
+    assert first is second and first is not third and all(made[-1] == 1 for made in calls.made)
 
 
 BLOCKS = load_spec("""attn 1
