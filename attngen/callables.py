@@ -59,7 +59,7 @@ def callable_of(
     if is_composed(spec):
         from attngen.jit.several import SeveralAttention
 
-        inner = SeveralAttention(whole, kernels, recipe)
+        inner = SeveralAttention(whole, kernels, recipe, lambda s: _attention(s, target, cache, progress))
     if whole is spec:
         return inner
     from attngen.jit.composed import front

@@ -13,7 +13,7 @@ _CALLS: dict[str, str] = {
     "bit": "has_bit",
 }  # fmt: skip
 #: Atoms that are tensors in the self-check; the sizes are Python ints, params are Python numbers.
-_TENSORS = frozenset(("b", "h", "h_kv", "q_idx", "kv_idx", "q_pos", "s", "o", "d"))
+_TENSORS = frozenset(("b", "h", "h_kv", "q_idx", "kv_idx", "q_pos", "s", "o", "d", "sink_weight"))
 #: The binding strength of a call, which needs no parentheses anywhere.
 _TIGHT = 13
 

@@ -36,7 +36,7 @@ boxes layout_boxes layout_peer_k rank sPeerK ticket zero_lag zeroed_tiles
 add_parts add_rows items part parts parts_dk parts_dv rest share shares whole_tiles tma_parts_dk tma_parts_dv
 TABLE_THREADS above build_tables counts extremes fill fill_extremes fill_tables middle positions table_words tables
 wanted windows
-raw scale has_bit word
+raw scale has_bit word sink_weight
 raw scale has_bit word loads start address row_of read_pairs read_wide read_apart fetch_score load_word
 half_bf16 half_fp16 distance distances instruction kind count frag width first place pair x_0
 grad factors gained gained_row frag_pre there at_column at_row mdO_pre do_pre o_pre saves_o write_o row_top top

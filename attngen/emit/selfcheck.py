@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from attngen.emit.check_exprs import ScalarPrinter, TorchPrinter
 from attngen.emit.exprs import dim_name, safe_name
 from attngen.emit.straight import WIDTH, fold, straight_line
-from attngen.ir.expr import Atom, Expr, params_of
+from attngen.ir.expr import Atom, Expr, atoms_of, params_of
 from attngen.ir.spec import AttentionSpec, ParamDecl, TensorDecl
 from attngen.ir.types import DType, Layout, Normalizer, Type
 
 #: Names that `reference` holds; nothing is read from a problem `p`.
 _ATOMS = frozenset(
     ("b", "h", "h_kv", "q_idx", "kv_idx", "q_pos", "seqlen_q", "seqlen_kv", "heads_q", "heads_kv", "batch", "s", "o")
-) | {"d"}
+) | {"d", "sink_weight"}
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class CheckView:
     has_sink: bool
     sink: str
     has_epilogue: bool
+    reads_sink_weight: bool
     epilogue_lines: tuple[str, ...]
     epilogue: str
     has_scale_rule: bool
@@ -98,6 +99,7 @@ def check_view(spec: AttentionSpec) -> CheckView:
         has_sink=spec.sink is not None,
         sink=_framed(texts[1]) if spec.sink is not None else "",
         has_epilogue=has_epilogue,
+        reads_sink_weight="sink_weight" in atoms_of(spec.epilogue),
         epilogue_lines=epilogue_lines if has_epilogue else (),
         epilogue=_framed(epilogue) if has_epilogue else "",
         has_scale_rule=has_rule,

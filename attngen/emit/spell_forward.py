@@ -12,7 +12,7 @@ from attngen.emit.spell import call_text, common_fields, formula, uses
 from attngen.emit.tables import build_arguments
 from attngen.emit.view import Formula, Output
 from attngen.emit.view_forward import KernelView, PackView, PairView, PlanView, RowResult
-from attngen.ir.expr import Atom
+from attngen.ir.expr import Atom, atoms_of
 from attngen.ir.plan import KernelPlan, PlanSet, Rescale
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout, Normalizer
@@ -74,6 +74,7 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         has_sink=has_sink,
         sink=sink,
         has_epilogue=has_epilogue,
+        reads_sink_weight="sink_weight" in atoms_of(spec.epilogue),
         epilogue=epilogue,
         finish_first_note="Score and mask of the first tile." if c.has_score else "Mask of the first tile.",
         pingpong=first.schedule.pingpong,

@@ -23,7 +23,7 @@ ARGS = {
     "bounds": frozenset({"b", "h", "q_lo", "q_hi"}),
     "row": frozenset({"b", "h", "q_idx"}),
     "pair": frozenset({"b", "h", "q_idx", "kv_idx", "s"}),
-    "output": frozenset({"o", "b", "h", "q_idx", "d"}),
+    "output": frozenset({"o", "b", "h", "q_idx", "d", "sink_weight"}),
 }
 
 

@@ -76,6 +76,7 @@ class KernelView(CommonView):
     has_max_logit: bool
     top_units: str
     saves_o: bool
+    reads_sink_weight: bool
     reduces_rows: bool
     stages_o: bool
     frees_q_early: bool

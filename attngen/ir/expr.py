@@ -17,7 +17,8 @@ from attngen.ir.types import DType, Type
 
 #: Index atoms and sizes, all `int`; `s` is the score and `o` one output element, both `float`; `d` is the output
 #: column. `q_lo`, `q_hi`, `kv_lo`, `kv_hi` (first and last query row and key of a tile) appear only in bounds and tests
-#: of tiles, never in a spec.
+#: of tiles, `sink_weight` (exp(sink - LSE) of a row, what the sink has of its softmax) in epilogues of chained kernels
+#: (`passes.chained`): never in a spec's text.
 ATOMS: dict[str, Type] = {
     **dict.fromkeys(
         ("b", "h", "h_kv", "q_idx", "kv_idx", "q_pos", "seqlen_q", "seqlen_kv", "heads_q", "heads_kv", "batch", "d"),
@@ -26,6 +27,7 @@ ATOMS: dict[str, Type] = {
     **dict.fromkeys(("q_lo", "q_hi", "kv_lo", "kv_hi"), Type.INT),
     "s": Type.FLOAT,
     "o": Type.FLOAT,
+    "sink_weight": Type.FLOAT,
 }
 
 

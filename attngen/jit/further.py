@@ -29,6 +29,8 @@ class FurtherLauncher(Launcher):
         return_lse: bool, further: tuple[Any, ...] = (),
     ) -> Any:  # fmt: skip
         """As a Launcher's: nothing is saved for a backward, and the largest scores are dropped."""
+        if self._ends_in_o:
+            return super().launch(ready, q, k, v, tail, scale, out, lse, return_lse)
         found = self.launch_whole(ready, q, k, v, tail, scale, False, out, lse, return_lse)
         return found[:2] if return_lse else found[0]
 

@@ -21,6 +21,7 @@ from attngen.jit.named import TORCH_DTYPE, Binder
 from attngen.jit.reach import Reach
 from attngen.jit.scale import Scale, number
 from attngen.passes import few
+from attngen.passes.epilogue import further_names
 
 _empty, _empty_like, _contiguous = torch.empty, torch.empty_like, torch.contiguous_format
 _F32 = torch.float32
@@ -64,6 +65,8 @@ class Launcher:
         self._dtype = TORCH_DTYPE[spec.out_dtype or spec.dtype]
         self._o_like_q = spec.head_dim_v == spec.head_dim_qk and self._dtype is TORCH_DTYPE[spec.dtype]
         self._bhsd = spec.layout is Layout.BHSD
+        #: The kernel takes O before the epilogue last, and is told not to write it where nobody saves it.
+        self._ends_in_o = further_names(spec) == ("o_pre", "saves_o")
 
     def prepare(self, index: int, target: str) -> None:
         """Make GPU `index` ready. Raises: AttnError E0516 if it is of another kind than the target."""
@@ -148,6 +151,8 @@ class Launcher:
             if self._pack > 1 and heads_q != self._pack * heads_kv:
                 return self._without_launch(q, k, v, tail, scale, out, lse, return_lse)
             function = self.choose(key)
+        if self._ends_in_o and not further:
+            further = (out, 0)
         try:
             function(q, k, v, out, lse, counter, scale, workers, *tail, *further)
         except Exception as failure:

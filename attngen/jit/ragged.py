@@ -166,6 +166,8 @@ class RaggedLauncher(Launcher):
         longest = max(seqlen_q, seqlen_kv)
         plan = plan_at(self._limits, -(-longest // batch) if self._varlen else longest) if self._limits else 0
         function = self.functions[plan]
+        if self._ends_in_o and not further:
+            further = (out, 0)
         rest = (counter, scale, workers, order, *tail, *further)
         try:
             function(q, k, v, out, lse, *rest)

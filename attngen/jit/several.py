@@ -6,7 +6,7 @@ the gradients: what reaches a part's O and LSE from the whole is exact, and its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from attngen.ir.expr import Atom
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout, Normalizer
 from attngen.jit import autograd, contract
+from attngen.jit.chained import Chain
 from attngen.jit.kernel import Attention
 from attngen.jit.merge import softmax_weights, weighted_sum
 from attngen.jit.modes import is_dynamo
@@ -76,9 +77,16 @@ class SeveralAttention(Made):
     Raises: AttnError as `Attention`; E0604, E0607 also for a tuple or segments that do not fit the spec.
     """
 
-    def __init__(self, spec: AttentionSpec, parts: Mapping[str, Attention], recipe: Recipe) -> None:
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        parts: Mapping[str, Attention],
+        recipe: Recipe,
+        make: Callable[[AttentionSpec], Attention],
+    ) -> None:
         self.spec = spec
         self.parts = dict(parts)
+        self.chain = Chain(spec, make)
         self._recipe = recipe
         self._binder = RaggedBinder(spec) if spec.layout.is_ragged else Binder(spec)
         self._bhsd = spec.layout is Layout.BHSD
@@ -112,7 +120,14 @@ class SeveralAttention(Made):
     def compile(
         self, device: int | None = None, *, backward: bool | Sequence[str] = False, group: int | None = None
     ) -> SeveralAttention:
-        """Every part as `Attention.compile`; of the gradients named, a part has those it gives."""
+        """As `Attention.compile`: kernels of calls without gradients, and with `backward` those of every part, which
+        has of the gradients named those it gives.
+        """
+        if self.chain.parts:
+            for a in self.chain.kernels:
+                a.compile(device, group=group)
+            if backward is False:
+                return self
         for a in self.kernels:
             wanted = backward
             if not isinstance(backward, bool):
@@ -152,6 +167,9 @@ class SeveralAttention(Made):
         handle = self._kept(named.pop(NAME, None)) if self._keep else None
         kept = {} if handle is None else handle.parts
         self._names(named if not return_max_logit or self.spec.max_logit else {**named, "return_max_logit": True})
+        wanted = return_lse or lse is not None
+        if not (is_dynamo() or check or return_max_logit) and self.chain.serves(calls, named, wanted):
+            return self._chained(calls, named, handle, scale, out, lse, return_lse)
         # of other normalisers an LSE costs a kernel of its own
         wants_lse = self._one_softmax or return_lse or lse is not None
         keywords = {"return_lse": wants_lse, "scale": scale, "check": check}
@@ -191,6 +209,20 @@ class SeveralAttention(Made):
             tops = torch.stack([x[-1] for x in found])
             results = (*results, tops if self.spec.branches else tops.amax(0))
         return results if len(results) > 1 else o
+
+    def _chained(
+        self, calls: Sequence[_Call], named: Mapping[str, Any], handle: Any, scale: Any, out: Any, lse: Any,
+        return_lse: bool,
+    ) -> Any:  # fmt: skip
+        """A call whose kernels add to each other's O."""
+        places = self._places(calls, named, handle, False) if self._placed else {}
+        kept = {} if handle is None else handle.parts
+        o, rows = self.chain(
+            calls, {**named, **places} if places else named, kept, scale, return_lse or lse is not None, self._run
+        )
+        if out is not None or lse is not None:
+            o, rows = self._written(o, rows, out, lse)
+        return (o, rows) if return_lse else o
 
     def _rows(self, x: Any) -> Any:
         """`x` with the axes of this layout: packed rows have none of batch."""
@@ -273,12 +305,15 @@ class SeveralAttention(Made):
     ) -> Any:
         names = attention.binder.names - ({NAME} if attention.keeps_tables else set())  # the part's handle is `kept`
         own: Any = {n: x for n, x in named.items() if n in names} | call.lengths | ({NAME: kept} if kept else {})
-        q, k, v = call.q, call.k, call.v
         if is_dynamo():
             traced = {n: x for n, x in keywords.items() if n != "check"}
-            return attention(q, k, v, **traced, **own)
+            return attention(call.q, call.k, call.v, **traced, **own)
+        return self._run(name, attention, call, {**keywords, **own})
+
+    def _run(self, name: str, attention: Attention, call: _Call, keywords: Mapping[str, Any]) -> Any:
+        """One kernel; a fault says whose it is."""
         try:
-            return attention(q, k, v, **keywords, **own)
+            return attention(call.q, call.k, call.v, **keywords)
         except AttnError as fault:
             where = f"in the {'branch' if self.spec.branches else 'part'} `{name}` of `{self.spec.name}`"
             raise AttnError(*(replace(d, notes=(*d.notes, where)) for d in fault.diagnostics)) from fault

@@ -182,7 +182,7 @@ def _rows(lane: _Lane, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
         lses.append(lse)
         tops.append(top)
     assert total is not None
-    out = epilogue(bound, total, env).transpose(1, 2)
+    out = epilogue(bound, total, env, lses[0]).transpose(1, 2)
     if not bound.spec.branches:
         return out, lses[0], tops[0]
     return out, torch.stack(lses), torch.stack(tops)

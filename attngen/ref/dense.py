@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from attngen.ir.expr import Atom
+from attngen.ir.expr import Atom, atoms_of
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Normalizer
 from attngen.ref.binding import Binding, Part, ScoreSet, Several, bind
@@ -129,17 +129,22 @@ def _block(bound: Binding, matmul: _Products, batch: slice, rows: slice) -> tupl
         term = o if s.weight is None else o * bound.value(s.weight, env)
         total = term if total is None else total + term
     assert total is not None
-    final = epilogue(bound, total, env).transpose(1, 2)
+    final = epilogue(bound, total, env, outs[0][1]).transpose(1, 2)
     if not bound.spec.branches:
         return final, outs[0][1], outs[0][2]
     return final, torch.stack([x[1] for x in outs]), torch.stack([x[2] for x in outs])
 
 
-def epilogue(bound: Binding, o: Tensor, env: Mapping[str, Tensor]) -> Tensor:
-    """The spec's epilogue on o (B, Hq, rows, Dv)."""
+def epilogue(bound: Binding, o: Tensor, env: Mapping[str, Tensor], lse: Tensor | None = None) -> Tensor:
+    """The spec's epilogue on o (B, Hq, rows, Dv); `lse` (B, Hq, rows) of one softmax, for what its sink has of it."""
     e = bound.spec.epilogue
     if isinstance(e, Atom):
         return o
+    if "sink_weight" in atoms_of(e):
+        (s,) = bound.sets
+        assert s.sink is not None and lse is not None
+        safe = torch.where(lse == -torch.inf, torch.zeros_like(lse), lse).unsqueeze(-1)
+        env = {**env, "sink_weight": (bound.value(s.sink, env) - safe).exp()}
     columns = torch.arange(o.shape[-1], device=o.device).view(1, 1, 1, -1)
     return torch.broadcast_to(bound.value(e, {**env, "o": o, "d": columns}), o.shape)
 

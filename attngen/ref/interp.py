@@ -232,7 +232,7 @@ class _Execution:
         safe_total = torch.where(empty, torch.ones_like(total), total)
         lse = torch.where(empty, torch.full_like(total, -torch.inf), (reference + safe_total.log2()) / LOG2_E)
         o = o if self.plan.compute.rescale is Rescale.NEVER else o / safe_total
-        return epilogue(self.bound, o, env), lse.squeeze(-1)
+        return epilogue(self.bound, o, env, lse.squeeze(-1)), lse.squeeze(-1)
 
 
 def kept(bound: Binding, mask: MaskPlan, env: Mapping[str, Tensor], exists: Tensor) -> Tensor:

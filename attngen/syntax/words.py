@@ -13,8 +13,8 @@ from attngen.ir.types import Type
 from attngen.syntax import ast
 from attngen.syntax.faults import closest
 
-#: Atoms of tile bounds; no spec may read them.
-HIDDEN_ATOMS = ("q_lo", "q_hi", "kv_lo", "kv_hi")
+#: Atoms of tile bounds and of chained kernels; no spec may read them.
+HIDDEN_ATOMS = ("q_lo", "q_hi", "kv_lo", "kv_hi", "sink_weight")
 #: Words of other libraries and languages, with what to write here.
 FOREIGN = {
     "True": "write `true`",
