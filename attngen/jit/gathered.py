@@ -14,7 +14,8 @@ import torch
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
 from attngen.jit.lists import Listed, ListTables, listed
-from attngen.jit.named import broadcast
+from attngen.jit.modes import is_dynamo
+from attngen.jit.named import TORCH_DTYPE, broadcast
 from attngen.jit.row_blocks import RowBlocks, into_blocks, out_of_blocks
 from attngen.jit.shapes import Sizes, sizes_of
 from attngen.passes.selected import BLOCKS, SELECTED, own_params, packs_heads
@@ -38,9 +39,14 @@ class Gathered:
     rows: int
     packed: bool
     blocks: RowBlocks | None
+    #: Memory of O of the call, and the same as the kernel writes it, where it can and no gradient is asked for.
+    whole: Tensor | None = None
+    out: Tensor | None = None
 
     def o(self, o: Tensor) -> Tensor:
         """O of the call, shaped as its q, from that of the kernel."""
+        if self.whole is not None:
+            return self.whole
         hq, hkv = self.heads
         n, _, _, d = o.shape
         if self.packed:
@@ -87,14 +93,41 @@ def gathered(
     hq, hkv = sizes["heads_q"], sizes["heads_kv"]
     group, rows, packed = hq // max(hkv, 1), sparse.q, packs_heads(spec)
     ks, vs = (_gather(x, keys, spec.backward.deterministic) for x in (k, v))
-    q, shape = _in_blocks(q, keys.blocks, rows), tuple(q.shape)
-    if packed:
+    shape = tuple(q.shape)
+    view = whole = out = None
+    if keys.blocks is None and not learns(q, k, v, *(x for x in named.values() if isinstance(x, Tensor))):
+        view = _view_of_blocks(q, rows, hkv, group, packed)
+        if view is not None:
+            dtype = q.dtype if spec.out_dtype is None else TORCH_DTYPE[spec.out_dtype]
+            whole = torch.empty((*shape[:-1], spec.head_dim_v), dtype=dtype, device=q.device)
+            out = _view_of_blocks(whole, rows, hkv, group, packed)
+    q = view if view is not None else _in_blocks(q, keys.blocks, rows)
+    if packed and view is None:
         n, _, _, d = q.shape
         q = q.reshape(n, rows, hkv, group, d).transpose(2, 3).reshape(n, rows * group, hkv, d)
     decls = {t.name: t for t in spec.tensors if t.name != BLOCKS}
     own = {n: broadcast(x, decls[n], sizes) if n in decls else x for n, x in named.items() if n not in lengths}
     own |= {**_sizes(spec, sizes, group), **keys.places, SELECTED: keys.picked}
-    return Gathered(q, ks, vs, own, shape, (hq, hkv), rows, packed, keys.blocks)
+    return Gathered(q, ks, vs, own, shape, (hq, hkv), rows, packed, keys.blocks, whole, out)
+
+
+def learns(*given: Any) -> bool:
+    """Whether a gradient of one of them is asked for, or torch traces the call."""
+    return is_dynamo() or (torch.is_grad_enabled() and any(x.requires_grad for x in given))
+
+
+def _view_of_blocks(x: Tensor, rows: int, heads: int, group: int, packed: bool) -> Tensor | None:
+    """x (batch, seqlen, heads * group, D) as (blocks, rows, heads * group, D), or where query heads of a KV head are
+    rows too, (blocks, rows * group, heads, D); None where that is no view, or the last block is not whole.
+    """
+    (b, sq, hq, d), (of_batch, of_row, of_head, of_column) = x.shape, x.stride()
+    if not x.numel() or sq % rows or (b > 1 and of_batch != sq * of_row):
+        return None
+    if not packed or group == 1:
+        return x.as_strided((b * sq // rows, rows, hq, d), (rows * of_row, of_row, of_head, of_column))
+    if rows > 1 and of_row != group * of_head:
+        return None
+    return x.as_strided((b * sq // rows, rows * group, heads, d), (rows * of_row, of_head, group * of_head, of_column))
 
 
 def _in_blocks(q: Tensor, blocks: RowBlocks | None, rows: int) -> Tensor:
@@ -118,9 +151,24 @@ def _sizes(spec: AttentionSpec, sizes: Sizes, group: int) -> dict[str, int]:
 
 def _gather(x: Tensor, keys: Listed, deterministic: bool) -> Tensor:
     """x (batch, seqlen, heads, D), or packed, at the listed keys: (N, keys, heads, D)."""
+    if not learns(x):
+        return _filled(_taken(x, keys), keys.empty)
     x = x.unsqueeze(0) if x.ndim == 3 else x
     found: Tensor = _Gather.apply(x, keys.batch, keys.index, keys.empty, deterministic)  # type: ignore[no-untyped-call]
     return found
+
+
+def _taken(x: Tensor, keys: Listed) -> Tensor:
+    """The same of all blocks that `keys` lists, without a gradient; of kept lists in one operation."""
+    if keys.flat is not None and x.is_contiguous():
+        return x.view(-1, x.shape[-1]).index_select(0, keys.flat).view(*keys.index.shape, x.shape[-1])
+    x = x.unsqueeze(0) if x.ndim == 3 else x
+    return x[keys.batch, keys.index, torch.arange(x.shape[2], device=x.device)]
+
+
+def _filled(found: Tensor, empty: Tensor | None) -> Tensor:
+    """0 in blocks of no keys."""
+    return found if empty is None else found.index_fill_(0, empty, 0)[: empty.shape[0]]
 
 
 class _Gather(torch.autograd.Function):
@@ -130,10 +178,7 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, batch: Tensor, index: Tensor, empty: Tensor | None, deterministic: bool) -> Tensor:
         ctx.save_for_backward(batch, index)
         ctx.x = x.shape, x.dtype, deterministic
-        found = x[batch, index, torch.arange(x.shape[2], device=x.device)]
-        if empty is None:
-            return found
-        return found.index_fill_(0, empty, 0)[: empty.shape[0]]
+        return _filled(x[batch, index, torch.arange(x.shape[2], device=x.device)], empty)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:

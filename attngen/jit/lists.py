@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,14 @@ class Listed:
     blocks: RowBlocks | None = None
     places: Mapping[str, Tensor] = field(default_factory=dict)
     empty: Tensor | None = None
+
+    #: Of kept lists, which rows of a contiguous K without its last axis they are, int64 (N * keys * heads_kv,).
+    flat: Tensor | None = None
+
+    def kept(self, seqlen_kv: int) -> Listed:
+        """To be gathered from many times."""
+        heads = torch.arange(self.index.shape[2], device=self.index.device)
+        return replace(self, flat=((self.batch * seqlen_kv + self.index) * self.index.shape[2] + heads).flatten())
 
 
 def listed(spec: AttentionSpec, lists: Tensor, sizes: Sizes, lengths: Mapping[str, Any]) -> Listed:
@@ -122,7 +130,7 @@ class ListTables:
     `attn(q, k, v, blocks=lists, tables=kept)` in every layer that shares its lists.
 
     It is used while the lists, and the lengths of a ragged call, are the same memory, unchanged as far as torch knows,
-    and the extents, the layout and the blocks are the same; a call with others fills it again. Memory: 12 bytes for
+    and the extents, the layout and the blocks are the same; a call with others fills it again. Memory: 20 bytes for
     each listed key of each block of rows, beside `Tables`'.
     """
 
@@ -147,5 +155,6 @@ class ListTables:
             return self._found
         found = listed(spec, lists, sizes, lengths)
         if not launch._capturing():
+            found = found.kept(sizes["seqlen_kv"])
             self._key, self._given, self._found = key, given, found
         return found

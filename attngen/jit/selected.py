@@ -28,6 +28,8 @@ from attngen.jit.tables import NAME, no_handle, nothing_to_keep
 from attngen.passes.selected import BLOCKS, describe, packs_heads, selected_spec
 
 Tensor = torch.Tensor
+#: Kinds of calls that are remembered.
+_REMEMBERED = 256
 
 
 class SelectedAttention(Made):
@@ -64,6 +66,8 @@ class SelectedAttention(Made):
         self._without_lists = binder(self._checked)
         #: Of what such a kernel may take, what this one does.
         self._read = inner.binder.names
+        #: Kinds of calls that fit.
+        self._fitted: set[tuple[Any, ...]] = set()
 
     @property
     def kernels(self) -> tuple[Attention, ...]:
@@ -123,13 +127,19 @@ class SelectedAttention(Made):
             named = dict(self._binder.filled(named, q, k))
         if not is_dynamo():
             q, k, v = _cast(q, k, v)
-            self._fits(q, k, v, blocks, named)
+            kind = (*named, *map(_kind, (q, k, v, blocks, *named.values())))
+            if kind not in self._fitted:
+                self._fits(q, k, v, blocks, named)
+                if not (self.spec.layout.is_ragged and q.device.type == "cpu"):  # lengths were looked at
+                    if len(self._fitted) >= _REMEMBERED:
+                        self._fitted.clear()
+                    self._fitted.add(kind)
         if check:
             self._check(q, k, v, blocks, named)
         call = gathered(self._plain, q, k, v, blocks, named, kept)
         own = {n: x for n, x in call.named.items() if n in self._read}
         own |= {} if kept is None or not self.inner.keeps_tables else {NAME: kept.tables}
-        found = self.inner(call.q, call.k, call.v, return_lse=return_lse, scale=scale, **own)
+        found = self.inner(call.q, call.k, call.v, return_lse=return_lse, scale=scale, out=call.out, **own)
         o = call.o(found[0] if return_lse else found)
         o = (o.transpose(1, 2) if self._bhsd else o).contiguous()
         return (o, call.lse(found[1]).contiguous()) if return_lse else o
@@ -255,6 +265,11 @@ class SelectedAttention(Made):
         call = gathered(spec, q, k, v, blocks, {**params, **tensors})
         own, read = ({d.name: call.named[d.name] for d in decls} for decls in (inner.params, inner.tensors))
         check_call(inner, call.q, call.k, call.v, own, read)
+
+
+def _kind(x: Any) -> Any:
+    """What a check of shapes looks at."""
+    return (x.shape, x.dtype, x.device) if isinstance(x, Tensor) else type(x)
 
 
 def _cast(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:

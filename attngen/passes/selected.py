@@ -63,7 +63,7 @@ def describe(spec: AttentionSpec) -> str:
         f"{spec.name}: K and V are gathered by `{BLOCKS}`, n blocks of {keys} for each {rows} and KV head, in torch",
         f"  gather    {element * sparse.kv} bytes a listed block, read and written once; kept for a backward, whose dK",
         "            and dV take as much",
-        f"  lists     sorted in each call, or kept by a handle: {12 * sparse.kv} bytes a listed block",
+        f"  lists     sorted in each call, or kept by a handle: {20 * sparse.kv} bytes a listed block",
         f"  kernel    a batch entry for each {rows}, of {filled} rows and {sparse.kv} n keys",
     )
     return "\n".join(lines)

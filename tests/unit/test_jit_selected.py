@@ -140,10 +140,10 @@ def test_explain_says_what_a_gather_takes(q: int, kv: int) -> None:
     lists = torch.tensor([[[[0, 1, 2]] * -(-64 // q)]])
     tensors = [torch.randn(1, 64, 2, 64).bfloat16() for _ in range(3)]
     call = gathered(spec, *tensors, lists, {})
-    found = listed_of(spec, lists, sizes_of(spec, *tensors[:2]), {})
+    found = listed_of(spec, lists, sizes_of(spec, *tensors[:2]), {}).kept(64)
     count = 2 * lists.numel()  # KV heads
     moved = sum(x.numel() * x.element_size() for x in (call.k, call.v))
-    kept = sum(x.numel() * x.element_size() for x in (found.index, found.picked))
+    kept = sum(x.numel() * x.element_size() for x in (found.index, found.picked, found.flat))
     assert f"gather    {moved // count} bytes a listed block" in text
     assert f"by a handle: {kept // count} bytes a listed block" in text
     assert text.startswith("listed: K and V are gathered by `blocks`") and "listed_selected for sm_90a" in text
