@@ -14,7 +14,7 @@ from attngen.settings import settings
 from attngen.source import KernelSource
 
 if TYPE_CHECKING:
-    from attngen.ir.tuned import Tuned
+    from attngen.ir.tuned import Direction, Tuned
     from attngen.jit.composed import Composed
     from attngen.jit.kernel import Attention
     from attngen.jit.selected import SelectedAttention
@@ -103,10 +103,13 @@ def _backward(spec: AttentionSpec, target: str, cache: Any, described: str, capt
     from attngen.search_backward import plan_backward
 
     direction = ",".join(("backward", *captured))
-    source = recall(cache, described, target, direction)
+    # a record is of the gradients of q, k and v: what a step adds to captured tensors takes other registers
+    tuned = None if captured else _tuned(spec, target, "backward")
+    key = described if tuned is None else f"{described}\n{tuned.model_dump_json()}"
+    source = recall(cache, key, target, direction)
     if source is None:
-        source = generate.emit_backward(plan_backward(spec, target, captured=captured))
-        remember(cache, described, target, source, direction)
+        source = generate.emit_backward(plan_backward(spec, target, captured=captured, tuned=tuned))
+        remember(cache, key, target, source, direction)
     return generate.dumped(source)
 
 
@@ -127,7 +130,7 @@ def _rebuild(spec: str, target: str, root: str | None) -> AnyAttention:
     return attention.compile() if device.has_gpu(target) else attention
 
 
-def _tuned(spec: AttentionSpec, target: str) -> Tuned | None:
+def _tuned(spec: AttentionSpec, target: str, direction: Direction = "forward") -> Tuned | None:
     """What `attngen tune` recorded for this spec on the GPU at hand. A compiled file never follows it: its text depends
     on spec, options and attngen alone.
     """
@@ -137,4 +140,4 @@ def _tuned(spec: AttentionSpec, target: str) -> Tuned | None:
         return None
     import torch
 
-    return tuned.find(settings().cache_dir, target, torch.cuda.get_device_name(), spec)
+    return tuned.find(settings().cache_dir, target, torch.cuda.get_device_name(), spec, direction)

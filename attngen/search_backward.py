@@ -11,7 +11,8 @@ from attngen.ir.forms import MaskForm
 from attngen.ir.gradient import GradientForm
 from attngen.ir.plan import LaunchPlan, Rejected
 from attngen.ir.spec import AttentionSpec
-from attngen.passes.backward.choose import choose
+from attngen.ir.tuned import Choice, Tuned
+from attngen.passes.backward.choose import choose, skeleton
 from attngen.passes.backward.compute import FEW_REGISTERS, Candidate, plan_compute
 from attngen.passes.backward.cost import step_cost
 from attngen.passes.backward.memory import plan_memory
@@ -83,11 +84,14 @@ def plan_candidate(
 
 
 @staged("plan backward")
-def plan_backward(spec: AttentionSpec, target: str = sm90.NAME, *, captured: Sequence[str] = ()) -> BackwardPlanSet:
+def plan_backward(
+    spec: AttentionSpec, target: str = sm90.NAME, *, captured: Sequence[str] = (), tuned: Tuned | None = None
+) -> BackwardPlanSet:
     """Choose at most three tile plans of the backward of `spec` on `target`; the set's spec is the kernel's
     (`passes.parts`).
 
-    `captured`: tensors declared `grad` whose gradient is asked for, beside those of q, k and v.
+    `captured`: tensors declared `grad` whose gradient is asked for, beside those of q, k and v. `tuned`: the record
+    whose plans it takes, where they still fit.
 
     Raises:
         AttnError: E0401 the target is unknown; E0402 the spec uses what no backward kernel serves yet; E0403 no
@@ -117,6 +121,8 @@ def plan_backward(spec: AttentionSpec, target: str = sm90.NAME, *, captured: Seq
     if not served:
         raise _nothing_fits(spec, target, sorted(rejected, key=lambda r: (r.by == "compute", rejected[r])))
     chosen, limits = choose(spec, form, served, deterministic)
+    if tuned is not None and (measured_best := _tuned_plans(spec, served, tuned)):
+        chosen, limits = measured_best, tuned.limits
     found = BackwardPlanSet(
         spec=spec,
         target=target,
@@ -128,6 +134,33 @@ def plan_backward(spec: AttentionSpec, target: str = sm90.NAME, *, captured: Seq
         others=tuple(p for p in served if p not in chosen),
     )
     verify_set(found)
+    return found
+
+
+def choice_of(p: BackwardPlan) -> Choice:
+    """What names a plan among all of its spec."""
+    c = p.compute
+    return Choice(
+        tile_m=c.tile_m,
+        tile_n=c.tile_n,
+        stages=p.memory.q_stages,
+        order="linear",
+        pingpong=False,
+        o_in_q=False,
+        pairs=c.splits_operands,
+    )
+
+
+def _tuned_plans(spec: AttentionSpec, served: Sequence[BackwardPlan], tuned: Tuned) -> tuple[BackwardPlan, ...]:
+    """The plans of a record; none where this attngen does not plan one of them any more."""
+    known = {choice_of(p): p for p in served}
+    found = tuple(known[c] for c in tuned.plans if c in known)
+    if len(found) < len(tuned.plans) or len({skeleton(p) for p in found}) != 1:
+        lost = "; ".join(c.text for c in tuned.plans)
+        log.warning(
+            "tuned plans of the backward of `%s` no longer fit and are not used: %s; tune again", spec.name, lost
+        )
+        return ()
     return found
 
 

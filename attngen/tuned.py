@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from attngen.diag.diagnostic import error
 from attngen.ir.expr import const
 from attngen.ir.spec import AttentionSpec, BackwardHints, ScheduleHints
-from attngen.ir.tuned import Tuned
+from attngen.ir.tuned import Direction, Tuned
 from attngen.ir.types import DType, Layout
 from attngen.source import write_atomic
 
@@ -31,11 +31,12 @@ log = logging.getLogger("attngen.tuned")
 SCHEMA = 2
 
 
-def spec_class(spec: AttentionSpec) -> str:
-    """A name for everything of `spec` that a choice depends on.
+def spec_class(spec: AttentionSpec, direction: Direction = "forward") -> str:
+    """A name for everything of `spec` that a choice of this direction depends on.
 
-    Not of it: names, documentation, defaults of params, what gradients need, the scale, which 16-bit dtype, which dense
-    layout, and of the `schedule` clause all but the query heads that share a tile.
+    Not of it: names, documentation, defaults of params, which tensors are `grad`, the scale, which 16-bit dtype, which
+    dense layout, of the `schedule` clause all but the query heads that share a tile, and of a forward how gradients are
+    added up.
     """
     dense = spec.layout if spec.layout.is_ragged else Layout.BSHD
     bare = spec.replace(
@@ -47,10 +48,10 @@ def spec_class(spec: AttentionSpec) -> str:
         params=tuple(p.replace(default=None) for p in spec.params),
         tensors=tuple(t.replace(grad=False) for t in spec.tensors),
         schedule=ScheduleHints(pack_gqa=pack_of(spec) if pack_of(spec) > 1 else None),
-        backward=BackwardHints(),
+        backward=BackwardHints() if direction == "forward" else spec.backward,
         targets=(),
     )
-    return hashlib.sha256(bare.model_dump_json().encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{direction} {bare.model_dump_json()}".encode()).hexdigest()[:16]
 
 
 def pack_of(spec: AttentionSpec) -> int:
@@ -102,11 +103,11 @@ def _read(path: Path) -> tuple[Tuned, ...]:
         return ()
 
 
-def find(root: Path, target: str, chip: str, spec: AttentionSpec) -> Tuned | None:
+def find(root: Path, target: str, chip: str, spec: AttentionSpec, direction: Direction = "forward") -> Tuned | None:
     """The record for this chip and spec: the store's, else the one that ships."""
-    if not is_tunable(spec):
+    if direction == "forward" and not is_tunable(spec):
         return None
-    wanted = (chip, spec_class(spec))
+    wanted = (chip, spec_class(spec, direction))
     return next((r for r in (*records(root, target), *shipped(target)) if (r.chip, r.spec_class) == wanted), None)
 
 
@@ -149,12 +150,13 @@ def _add(path: Path, record: Tuned) -> Path:
 
 
 def forget(root: Path, target: str, spec: AttentionSpec | None = None) -> int:
-    """Remove the records of a spec's class, or all; returns how many there were."""
+    """Remove the records of a spec, of both directions, or all; returns how many there were."""
     path = path_of(root, target)
     if not path.exists():
         return 0
     with FileLock(path.with_suffix(".lock"), timeout=30):
         found = records(root, target)
-        left = [r for r in found if spec is not None and r.spec_class != spec_class(spec)]
+        gone = () if spec is None else (spec_class(spec), spec_class(spec, "backward"))
+        left = [r for r in found if spec is not None and r.spec_class not in gone]
         write_atomic(path, as_text(left).encode())
     return len(found) - len(left)

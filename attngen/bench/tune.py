@@ -1,7 +1,8 @@
 """Tuning: which plans to measure, and of those measured which to record. Nothing here touches a GPU.
 
 Two rough rounds, each one set of kernels: every tile as the planner would schedule it, then for the winners what the
-planner decides by rule: order of tiles, ping-pong, stages, where O lies, CTAs in pairs. What comes near the best, and
+planner decides by rule: order of tiles, ping-pong, stages, where O lies, CTAs in pairs (of a backward nothing more: its
+steps are all there is). What comes near the best, and
 what the planner would have taken, is measured once more, carefully and side by side; only that is recorded.
 
 What a plan does not vary is no choice here either: the register split follows from the warpgroups, the rescale policy
@@ -16,16 +17,19 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, product
 
-from attngen import search
-from attngen.ir.plan import KernelPlan, PlanSet
+from attngen import search, search_backward
+from attngen.ir.backward import BackwardPlan, BackwardPlanSet
+from attngen.ir.plan import KernelPlan, PlanSet, plan_at
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.tuned import Choice, Rate, Tuned
+from attngen.ir.tuned import Choice, Direction, Rate, Tuned
 from attngen.passes import choose
+from attngen.passes.backward import choose as choose_backward
 from attngen.passes.cost import launch_cycles
 from attngen.passes.launch import unpaired
 from attngen.passes.mask_form import mask_form
 from attngen.tuned import pack_of, spec_class
 
+Plan = KernelPlan | BackwardPlan
 #: TFLOP/s of plans (outer) at the lengths (inner); 0 for a plan that did not run.
 Rates = list[tuple[float, ...]]
 #: Tiles of the first round, best by the planner's ranking first; winners that go on to the second.
@@ -38,13 +42,16 @@ NEAR, CAREFUL = 0.06, 8
 class Ask:
     """Plans to be measured, of one kernel file each; `rough`: to tell which are worth a careful measurement."""
 
-    planned: PlanSet
-    plans: tuple[KernelPlan, ...]
+    planned: PlanSet | BackwardPlanSet
+    plans: tuple[Plan, ...]
     rough: bool
 
-    def alone(self, p: KernelPlan) -> PlanSet:
+    def alone(self, p: Plan) -> PlanSet | BackwardPlanSet:
         """A file of one of them."""
-        return self.planned.replace(plans=(p,), limits=(), small=None, rejected=(), others=())
+        one: dict[str, object] = {"plans": (p,), "limits": (), "rejected": (), "others": ()}
+        if isinstance(self.planned, PlanSet):
+            return self.planned.replace(**one, small=None)
+        return self.planned.replace(**one)
 
 
 Measure = Callable[[Ask], Rates]
@@ -65,8 +72,7 @@ class Outcome:
     def chosen_rates(self) -> tuple[float, ...]:
         """Rates of the recorded plans at each length."""
         r, rates = self.record, {x.choice: x.tflops for x in self.record.rates}
-        at = [next((i for i, limit in enumerate(r.limits) if n <= limit), len(r.limits)) for n in r.lengths]
-        return tuple(rates[r.plans[i]][j] for j, i in enumerate(at))
+        return tuple(rates[r.plans[plan_at(r.limits, n)]][j] for j, n in enumerate(r.lengths))
 
     @property
     def behind(self) -> tuple[float, ...]:
@@ -81,12 +87,13 @@ def tune(
     lengths: Sequence[int],
     measure: Measure,
     candidates: int = CANDIDATES,
+    direction: Direction = "forward",
 ) -> Outcome:
     """Measure, choose, compare with the planner's choice. `measure` times plans at `lengths`, ascending.
 
     Raises: AttnError E04xx where no plan serves the spec.
     """
-    run = steps(spec, target, chip, lengths, candidates)
+    run = steps(spec, target, chip, lengths, candidates, direction=direction)
     ask = next(run)
     while True:
         try:
@@ -104,20 +111,18 @@ def steps(
     candidates: int = CANDIDATES,
     finalists: int = FINALISTS,
     title: str = "",
+    direction: Direction = "forward",
 ) -> Generator[Ask, Rates, Outcome]:
     """`tune` as a coroutine: asks for measurements, is sent rates, so that whoever measures may serve several."""
-    planned = search.plan(spec, target)
-    orders = [sorted(planned.others, key=partial(_cycles, n)) for n in reversed(lengths)]
-    ranked = list(dict.fromkeys(chain.from_iterable(zip(*orders, strict=True))))  # the best of each length in turn
-    tiles = {p.name: p for p in reversed([*planned.plans, *ranked])}  # of each tile the first; O's place comes later
-    plans = [*planned.plans, *(p for p in ranked if tiles[p.name] is p)][: max(candidates, len(planned.plans))]
+    planned = search.plan(spec, target) if direction == "forward" else search_backward.plan_backward(spec, target)
+    plans = [*planned.plans, *_ranked(planned, lengths)][: max(candidates, len(planned.plans))]
     rates = yield Ask(planned, tuple(plans), rough=True)
     winners = _winners(plans, rates, finalists)
     more = _distinct([v for p in winners for v in variations(planned.spec, p)], known=plans)
     if more:
         rates += yield Ask(planned, tuple(more), rough=True)
         plans += more
-    static = [planned.plans[planned.index(n, n)] for n in lengths]
+    static: list[Plan] = [planned.plans[planned.index(n, n)] for n in lengths]
     careful = list(dict.fromkeys([*static, *_near(plans, rates)]))
     tried, rates = len(plans), (yield Ask(planned, tuple(careful), rough=False))
     chosen, limits = pick(careful, rates, tuple(lengths))
@@ -126,19 +131,39 @@ def steps(
         spec=title or spec.name,
         head_dims=(spec.head_dim_qk, spec.head_dim_v),
         pack=pack_of(spec),
-        spec_class=spec_class(spec),
+        direction=direction,
+        spec_class=spec_class(spec, direction),
         lengths=tuple(lengths),
-        plans=tuple(search.choice_of(careful[i]) for i in chosen),
+        plans=tuple(choice_of(careful[i]) for i in chosen),
         limits=limits,
-        rates=tuple(Rate(choice=search.choice_of(p), tflops=r) for p, r in zip(careful, rates, strict=True)),
+        rates=tuple(Rate(choice=choice_of(p), tflops=r) for p, r in zip(careful, rates, strict=True)),
     )
     return Outcome(
         record,
-        tuple(search.choice_of(p) for p in planned.plans),
+        tuple(choice_of(p) for p in planned.plans),
         tuple(rates[careful.index(p)][j] for j, p in enumerate(static)),
         tuple(max(column) for column in zip(*rates, strict=True)),
         tried,
     )
+
+
+def choice_of(p: Plan) -> Choice:
+    """What names a plan of either direction."""
+    return search.choice_of(p) if isinstance(p, KernelPlan) else search_backward.choice_of(p)
+
+
+def _skeleton(p: Plan) -> tuple[object, ...]:
+    return choose.skeleton(p) if isinstance(p, KernelPlan) else choose_backward.skeleton(p)
+
+
+def _ranked(planned: PlanSet | BackwardPlanSet, lengths: Sequence[int]) -> Sequence[Plan]:
+    """The tiles that were not chosen: the best of each length in turn, the longest first; where O lies comes later."""
+    if isinstance(planned, BackwardPlanSet):
+        return planned.others
+    orders = [sorted(planned.others, key=partial(_cycles, n)) for n in reversed(lengths)]
+    ranked = list(dict.fromkeys(chain.from_iterable(zip(*orders, strict=True))))
+    first = {p.name: p for p in reversed([*planned.plans, *ranked])}
+    return [p for p in ranked if first[p.name] is p]
 
 
 def _cycles(seqlen: int, p: KernelPlan) -> float:
@@ -150,7 +175,7 @@ def _over(a: float, b: float) -> float:
     return a / b if b else math.inf
 
 
-def _near(plans: Sequence[KernelPlan], rates: Rates) -> list[KernelPlan]:
+def _near(plans: Sequence[Plan], rates: Rates) -> list[Plan]:
     """Plans that come near the best at some length, at most CAREFUL: the best of each length in turn."""
     found: dict[int, None] = {}
     columns = [
@@ -163,10 +188,12 @@ def _near(plans: Sequence[KernelPlan], rates: Rates) -> list[KernelPlan]:
     return [plans[i] for i in list(found)[:CAREFUL]]
 
 
-def variations(spec: AttentionSpec, p: KernelPlan) -> list[KernelPlan]:
+def variations(spec: AttentionSpec, p: Plan) -> list[KernelPlan]:
     """The same tile with the other order, with and without ping-pong, with O in the other place, with a stage more and
-    less, with CTAs in pairs and apart, where that fits.
+    less, with CTAs in pairs and apart, where that fits; none of a backward.
     """
+    if isinstance(p, BackwardPlan):
+        return []
     form, own = mask_form(spec), search.choice_of(p)
     changes: tuple[dict[str, object], ...] = (
         {"order": "linear" if own.order == "lpt" else "lpt"},
@@ -180,9 +207,7 @@ def variations(spec: AttentionSpec, p: KernelPlan) -> list[KernelPlan]:
     return [v for v in found if isinstance(v, KernelPlan)]
 
 
-def pick(
-    plans: Sequence[KernelPlan], rates: Rates, lengths: tuple[int, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def pick(plans: Sequence[Plan], rates: Rates, lengths: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Which plans one file should hold, and the lengths up to which each serves: as the search splits, by measurement.
 
     All plans of a file share a skeleton, and a file holds a tile once, in one of its variations; of what that leaves,
@@ -191,10 +216,10 @@ def pick(
     best = [max(r[j] for r in rates) for j in range(len(lengths))]
     slower = [[_over(b, t) for b, t in zip(best, r, strict=True)] for r in rates]
     options = []
-    for skeleton in dict.fromkeys(choose.skeleton(p) for p in plans):
+    for skeleton in dict.fromkeys(_skeleton(p) for p in plans):
         tiles: dict[str, list[int]] = {}
         for i, p in enumerate(plans):
-            if choose.skeleton(p) == skeleton:
+            if _skeleton(p) == skeleton:
                 tiles.setdefault(p.name, []).append(i)
         for one_each in product(*tiles.values()):
             options += choose.splits({i: slower[i] for i in one_each}, lengths)
@@ -203,17 +228,12 @@ def pick(
     )[1:]
 
 
-def _distinct(plans: Iterable[KernelPlan], known: Sequence[KernelPlan] = ()) -> list[KernelPlan]:
-    seen = {search.choice_of(p) for p in known}
-    found = []
-    for p in plans:
-        if search.choice_of(p) not in seen:
-            seen.add(search.choice_of(p))
-            found.append(p)
-    return found
+def _distinct(plans: Iterable[KernelPlan], known: Sequence[Plan]) -> list[KernelPlan]:
+    seen = {choice_of(p) for p in known}
+    return [p for p in {search.choice_of(p): p for p in plans}.values() if search.choice_of(p) not in seen]
 
 
-def _winners(plans: Sequence[KernelPlan], rates: Rates, count: int) -> list[KernelPlan]:
+def _winners(plans: Sequence[Plan], rates: Rates, count: int) -> list[Plan]:
     """The best plan at each length, then the best on the whole, at most `count`."""
     lengths = range(len(rates[0]))
     by_length = [max(range(len(plans)), key=lambda i: rates[i][j]) for j in lengths]

@@ -17,6 +17,7 @@ from attngen.bench.grid import GROUP, ODD_HEAD_DIMS, USUAL_HEAD_DIMS
 from attngen.bench.tune import Ask, Outcome, Rates, steps
 from attngen.bench.variants import CAP, slopes, starts
 from attngen.ir.spec import AttentionSpec
+from attngen.ir.tuned import Direction
 
 if TYPE_CHECKING:
     from attngen.bench.cells import Captured
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 #: Lengths of the grid: with those of few KV tiles for each row tile where tiles are many, without elsewhere.
 LENGTHS, LONG_LENGTHS = (128, 512, 1024, 4096, 16384), (1024, 4096, 16384)
+BACKWARD_LENGTHS = (512, 1024, 2048, 4096, 16384)
 #: Windows, in keys, and the rows that they are measured in.
 WINDOWS, WINDOW_ROWS = (128, 1024, 4096), 16384
 #: Tiles of the first round and winners of the second, of a grid: fewer than of one spec.
@@ -38,27 +40,28 @@ class Row:
     spec: AttentionSpec
     lengths: tuple[int, ...]
     work: tuple[Work, ...]
+    direction: Direction = "forward"
 
 
-def row_of(title: str, work: Sequence[Work]) -> Row:
+def row_of(title: str, work: Sequence[Work], direction: Direction = "forward") -> Row:
     """A row of work on one spec. Of cells that rows reach alike, whose plan is the same, the last is taken."""
     at = {plan_length(w): w for w in work}
     lengths = sorted(at)
-    return Row(title, work[0].cell.spec, tuple(lengths), tuple(at[n] for n in lengths))
+    return Row(title, work[0].cell.spec, tuple(lengths), tuple(at[n] for n in lengths), direction)
 
 
 def plan_length(work: Work) -> int:
     """The length that names the plan of a cell, as a launch finds it."""
-    from attngen.jit.reach import Reach
-    from attngen.passes import few
+    from attngen.jit.reach import Reach, walked
+    from attngen.passes.few import paces
     from attngen.search import plan
 
     cell, longest = work.cell, max(work.cell.seqlen_q, work.cell.seqlen_kv)
     reach = Reach.of(cell.spec)
-    if reach is None or not few.paces(plan(cell.spec)):
+    if reach is None or not paces(plan(cell.spec)):
         return longest
     keys = reach.keys([work.params[n] for n in reach.names], cell.seqlen_q, cell.seqlen_kv)
-    return few.length_of_plan(cell.seqlen_q, cell.seqlen_kv, keys)
+    return walked(longest, keys)
 
 
 # ---- the grid --------------------------------------------------------------------------------------------------------
@@ -82,10 +85,11 @@ def _by_length(
     lengths: Sequence[int],
     captured: Captured | None = None,
     group: int = 1,
+    direction: Direction = "forward",
     **params: float,
 ) -> Row:
     spec = spec_of(title, head_dims, group)
-    return row_of(title, [Work(usual_cell(spec, n, group=group), params, captured) for n in lengths])
+    return row_of(title, [Work(usual_cell(spec, n, group=group), params, captured) for n in lengths], direction)
 
 
 def _by_window(title: str, head_dim: int) -> Row:
@@ -123,6 +127,12 @@ def _dims() -> Iterator[Row]:
         yield _by_length("causal/causal", (head_dim, head_dim), LONG_LENGTHS)
 
 
+def _backward() -> Iterator[Row]:
+    for dims in USUAL_HEAD_DIMS:
+        for mask in ("full", "causal"):
+            yield _by_length(f"{mask}/{mask}", dims, BACKWARD_LENGTHS, direction="backward")
+
+
 PARTS: dict[str, Callable[[], Iterator[Row]]] = {
     "usual": _usual,
     "windows": _windows,
@@ -130,6 +140,7 @@ PARTS: dict[str, Callable[[], Iterator[Row]]] = {
     "grouped": _grouped,
     "scores": _scores,
     "dims": _dims,
+    "backward": _backward,
 }
 
 
@@ -185,7 +196,7 @@ def tune_all(
     while left or active:
         while left and sum(not f.done() for r in active for f in r.kernels.values()) <= gpu.jobs:
             row = left.pop(0)
-            run = steps(row.spec, target, chip, row.lengths, candidates, finalists, row.title)
+            run = steps(row.spec, target, chip, row.lengths, candidates, finalists, row.title, row.direction)
             active.append(_Run(row, run, next(run)))
             active[-1].asked(gpu)
         ready = next((r for r in active if all(f.done() for f in r.asked(gpu))), None)
@@ -193,7 +204,9 @@ def tune_all(
             wait([f for r in active for f in r.asked(gpu) if not f.done()], return_when=FIRST_COMPLETED)
             continue
         try:
-            ready.ask = ready.steps.send(gpu.rates(ready.row.work, ready.asked(gpu), ready.ask.rough))
+            ready.ask = ready.steps.send(
+                gpu.rates(ready.row.work, ready.asked(gpu), ready.ask.rough, ready.row.direction)
+            )
         except StopIteration as end:
             active.remove(ready)
             yield ready.row, end.value

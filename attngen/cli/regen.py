@@ -148,7 +148,7 @@ def shipped_records() -> dict[Path, str]:
     from attngen.settings import DEFAULT_TARGET
 
     records = [
-        r.replace(spec_class=tuned.spec_class(spec_of(r.spec, r.head_dims, r.pack)))
+        r.replace(spec_class=tuned.spec_class(spec_of(r.spec, r.head_dims, r.pack), r.direction))
         for r in tuned.shipped(DEFAULT_TARGET)
     ]
     return {tuned.shipped_path(DEFAULT_TARGET): tuned.as_text(records)}

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,6 +44,9 @@ def tune(
     heads: arguments.Heads = None,
     heads_kv: arguments.HeadsKv = None,
     param: arguments.Params = None,
+    backward: Annotated[
+        bool, typer.Option("--backward", help="Tune the gradients of q, k and v in place of the forward.")
+    ] = False,
     grid: Annotated[
         bool,
         typer.Option("--grid", help="Tune the grid: head dims, lengths, windows, documents, grouped heads, scores."),
@@ -84,7 +88,7 @@ def tune(
     changes = arguments.overrides(dtype=dtype, head_dim=head_dim, layout=layout)
     if spec is None:
         shape = (name, seqlen, batch, heads, heads_kv, *(param or ()))
-        if changes or forget or any(x is not None for x in shape):
+        if changes or forget or backward or any(x is not None for x in shape):
             raise common.Usage("--grid has its own specs and shapes; choose parts of it with --only")
         found = _grid_rows(only)
         chosen = target or settings().target or DEFAULT_TARGET
@@ -97,7 +101,7 @@ def tune(
             count = tuned.forget(root, chosen, resolved)
             common.say(f"removed {count} record{'' if count == 1 else 's'} of `{resolved.name}`")
             return
-        if not tuned.is_tunable(resolved):
+        if not backward and not tuned.is_tunable(resolved):
             raise common.Usage(
                 f"`{resolved.name}` names its own tile, stages, order or ping-pong: there is nothing to choose; "
                 "take them out of its `schedule` clause"
@@ -108,13 +112,14 @@ def tune(
         values = samples.params(resolved, arguments.settings_of(param or [], "--param"))
         kv = heads if heads_kv is None else heads_kv
         shapes = {"batch": batch, "heads_q": heads, "heads_kv": kv}
-        found = [_row(resolved, f"{Path(spec).stem}/{resolved.name}", lengths, values, shapes)]
+        found = [_row(resolved, f"{Path(spec).stem}/{resolved.name}", lengths, values, shapes, backward)]
     common.need_gpu("tuning")
     from attngen.bench.tune_gpu import Gpu
 
     cores = max(1, (os.cpu_count() or 2) - 1)  # one for what is timed
     gpu = Gpu(chosen, rounds=rounds, jobs=jobs or cores, seed=seed, say=common.say)
-    outcomes = _measure(found, gpu, chosen, candidates, grid, (root if keep else None, export))
+    with closing(gpu):
+        outcomes = _measure(found, gpu, chosen, candidates, grid, (root if keep else None, export))
     if as_json:
         records = [json.loads(o.record.model_dump_json()) for _, o in outcomes]
         files.write_text("-", json.dumps(records if grid else records[0], indent=1) + "\n")
@@ -130,6 +135,7 @@ def _row(
     lengths: Sequence[int],
     values: dict[str, object],
     shapes: dict[str, int | None],
+    backward: bool,
 ) -> Row:
     from attngen.bench.cells import Work, usual_cell, with_shape
     from attngen.bench.tune_grid import row_of
@@ -137,7 +143,7 @@ def _row(
     cells = [with_shape(usual_cell(spec, n), **shapes) for n in lengths]
     if cells[0].heads_q % cells[0].heads_kv:
         raise common.Usage(f"{cells[0].heads_q} query heads cannot share {cells[0].heads_kv} KV heads")
-    return row_of(title, [Work(c, values) for c in cells])
+    return row_of(title, [Work(c, values) for c in cells], "backward" if backward else "forward")
 
 
 def _grid_rows(only: str | None) -> list[Row]:
@@ -188,7 +194,8 @@ def _measure(
 def _label(row: Row) -> str:
     d, dv = row.spec.head_dim_qk, row.spec.head_dim_v
     pack = f" {row.spec.schedule.pack_gqa} heads a tile" if row.spec.schedule.pack_gqa else ""
-    return f"{row.title.rpartition('/')[2]} d{d}{'' if d == dv else f'/{dv}'}{pack}"
+    backward = " backward" if row.direction == "backward" else ""
+    return f"{row.title.rpartition('/')[2]} d{d}{'' if d == dv else f'/{dv}'}{pack}{backward}"
 
 
 def _gain(outcome: Outcome) -> float:

@@ -6,9 +6,13 @@ from typing import Literal
 
 from attngen.ir.base import Node
 
+Direction = Literal["forward", "backward"]
+
 
 class Choice(Node):
-    """What names one plan of the forward: everything that a `schedule` clause can ask for, and where O lives."""
+    """What names one plan: of the forward everything that a `schedule` clause can ask for, and where O lives; of the
+    backward its step, with the stages of Q, and CTAs in pairs where operands are split.
+    """
 
     tile_m: int
     tile_n: int
@@ -48,6 +52,7 @@ class Tuned(Node):
     head_dims: tuple[int, int]
     #: Query heads of a KV head that share a row tile.
     pack: int = 1
+    direction: Direction = "forward"
     #: What finds the record: `attngen.tuned.spec_class`.
     spec_class: str
     lengths: tuple[int, ...]

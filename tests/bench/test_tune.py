@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from attngen import api, search, tuned
+from attngen import api, search, search_backward, tuned
 from attngen.bench import tune, tune_grid
 from attngen.bench.cells import Work
 from attngen.bench.tune_gpu import Gpu
 from attngen.diag.diagnostic import AttnError
 from attngen.emit.module import emit
+from attngen.ir.backward import BackwardPlanSet
 from attngen.ir.plan import PlanSet
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.tuned import Choice, Tuned
+from attngen.ir.tuned import Choice, Direction, Tuned
 from attngen.ir.types import Layout
 from attngen.jit import device
 from attngen.passes import few
@@ -41,7 +42,7 @@ def by(formula: Callable[[Choice, int], float]) -> tune.Measure:
     """A measurement: TFLOP/s of a choice at a length."""
 
     def measure(ask: tune.Ask) -> tune.Rates:
-        return [tuple(formula(search.choice_of(p), n) for n in LENGTHS) for p in ask.plans]
+        return [tuple(formula(tune.choice_of(p), n) for n in LENGTHS) for p in ask.plans]
 
     return measure
 
@@ -263,15 +264,17 @@ class Formula(Gpu):
         self.asked: list[tuple[int, bool]] = []
         Formula.made.append(self)
 
-    def compile(self, file: PlanSet) -> Future[Any]:
+    def compile(self, file: PlanSet | BackwardPlanSet) -> Future[Any]:
         done: Future[Any] = Future()
-        done.set_result(search.choice_of(file.plans[0]))
+        done.set_result(tune.choice_of(file.plans[0]))
         return done
 
-    def rates(self, work: Sequence[Work], kernels: Sequence[Future[Any]], rough: bool) -> tune.Rates:
+    def rates(
+        self, work: Sequence[Work], kernels: Sequence[Future[Any]], rough: bool, direction: Direction
+    ) -> tune.Rates:
         self.asked.append((len(kernels), rough))
         self.work = work
-        return [tuple(500.0 + k.result().tile_n for _ in work) for k in kernels]
+        return [tuple(500.0 + k.result().tile_n + (k.result().tile_m == 64) * 50 for _ in work) for k in kernels]
 
 
 @pytest.fixture
@@ -331,6 +334,35 @@ def test_the_grid_end_to_end(tmp_path: Path, formula: list[Formula]) -> None:
     assert json.loads(run("--grid", "--only", "grouped", "--no-keep", "--json").stdout)[0]["pack"] == 8
 
 
+def test_the_backward_end_to_end(causal: AttentionSpec, tmp_path: Path, formula: list[Formula]) -> None:
+    """Of steps there is one round and a careful one; the record is the backward's own, and a backward follows it."""
+    spec = str(EXAMPLES / "causal.attn")
+    done = run(spec, "--backward")
+    assert done.exit_code == 0, done.stderr
+    assert [rough for _, rough in formula[0].asked] == [True, False]
+    record = tuned.find(tmp_path, "sm_90a", CHIP, causal, "backward")
+    assert record is not None and record.direction == "backward" and tuned.find(tmp_path, "none", CHIP, causal) is None
+    own = search_backward.plan_backward(causal)
+    assert [c.tile_m for c in record.plans] == [64] and len(own.plans[-1:]) == 1
+    followed = search_backward.plan_backward(causal, tuned=record)
+    assert [p.name for p in followed.plans] == ["64x128"] and own.plans[-1] in followed.others
+    turns = causal.replace(backward=causal.backward.replace(deterministic=True))
+    assert tuned.find(tmp_path, "sm_90a", CHIP, turns, "backward") is None
+    assert tuned.spec_class(turns) == tuned.spec_class(causal)
+    assert run(spec, "--forget").exit_code == 0 and tuned.records(tmp_path, "sm_90a") == ()
+
+
+def test_a_backward_that_does_not_fit_now_is_told_and_not_used(
+    causal: AttentionSpec, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = tune.tune(causal, "sm_90a", CHIP, LENGTHS, by(lambda c, n: 500.0), direction="backward").record
+    broken = record.replace(plans=(record.plans[0].replace(tile_m=72),))
+    with caplog.at_level(logging.WARNING, "attngen.plan"):
+        found = search_backward.plan_backward(causal, tuned=broken)
+    assert found == search_backward.plan_backward(causal)
+    assert "tune again" in caplog.text
+
+
 def test_a_plan_that_does_not_run_is_not_chosen(causal: AttentionSpec) -> None:
     """Not the planner's own either: what did not run has rate 0."""
     own = {search.choice_of(p) for p in search.plan(causal).plans}
@@ -369,7 +401,7 @@ def test_rows_of_the_grid_are_what_their_titles_say() -> None:
         named = tune_grid.spec_of(row.title, (row.spec.head_dim_qk, row.spec.head_dim_v), tuned.pack_of(row.spec))
         assert tuned.spec_class(named) == tuned.spec_class(row.spec)
         assert len(row.work) == len(row.lengths) >= 3 and list(row.lengths) == sorted(row.lengths)
-    assert len({tuned.spec_class(row.spec) for row in rows}) == len(rows)
+    assert len({tuned.spec_class(row.spec, row.direction) for row in rows}) == len(rows)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -386,11 +418,13 @@ def test_a_spec_that_leaves_nothing_to_choose(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "record", tuned.shipped("sm_90a"), ids=lambda r: f"{r.spec} {r.head_dims} {r.pack}".replace(" ", "-")
+    "record", tuned.shipped("sm_90a"), ids=lambda r: f"{r.spec} {r.head_dims} {r.pack} {r.direction}".replace(" ", "-")
 )
 def test_what_ships_is_what_builds_take(record: Tuned, tmp_path: Path) -> None:
     """A record whose plans this attngen cannot build any more, or that no spec finds, would be lost in silence."""
     spec = tune_grid.spec_of(record.spec, record.head_dims, record.pack)
-    assert tuned.find(tmp_path, "sm_90a", record.chip, spec) == record, "its class moved: `attngen regen`"
-    plans = search.plan(spec, tuned=record)
-    assert tuple(map(search.choice_of, plans.plans)) == record.plans and plans.limits == record.limits
+    found = tuned.find(tmp_path, "sm_90a", record.chip, spec, record.direction)
+    assert found == record, "its class moved: `attngen regen`"
+    plan = search.plan if record.direction == "forward" else search_backward.plan_backward
+    plans = plan(spec, tuned=record)
+    assert tuple(map(tune.choice_of, plans.plans)) == record.plans and plans.limits == record.limits
