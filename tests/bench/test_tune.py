@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ import torch
 
 from attngen import api, search, search_backward, tuned
 from attngen.bench import tune, tune_grid
-from attngen.bench.cells import Work
+from attngen.bench.cells import Cell, Work
 from attngen.bench.tune_gpu import Gpu
-from attngen.diag.diagnostic import AttnError
+from attngen.diag.diagnostic import AttnError, error
 from attngen.emit.module import emit
 from attngen.ir.backward import BackwardPlanSet
 from attngen.ir.plan import PlanSet
@@ -428,3 +429,38 @@ def test_what_ships_is_what_builds_take(record: Tuned, tmp_path: Path) -> None:
     plan = search.plan if record.direction == "forward" else search_backward.plan_backward
     plans = plan(spec, tuned=record)
     assert tuple(map(tune.choice_of, plans.plans)) == record.plans and plans.limits == record.limits
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs on the GPU runs the CPU reference, uncompiled."""
+    from attngen.bench import runner
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr("attngen.jit.kernel.Attention.compile", lambda self, *_, **__: self)
+    monkeypatch.setattr(runner, "arguments", partial(runner.arguments, device="cpu"))
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_plans_are_timed_and_compared(
+    causal: AttentionSpec, on_cpu: None, direction: Direction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both directions, from plans to rates; of a plan that computes something else, or does not compile, the rate is
+    0, and why is told.
+    """
+    told: list[str] = []
+    gpu = Gpu("sm_90a", rounds=1, jobs=2, say=told.append)
+    monkeypatch.setattr("attngen.bench.timing.SLOT_MS", 1.0)
+    row = tune_grid.row_of("causal/causal", [Work(Cell(causal, 1, 2, 1, n, n)) for n in (16, 32)], direction)
+    ask = next(tune.steps(causal, "sm_90a", CHIP, row.lengths, 2, direction=direction))
+    good = gpu.compile(ask.alone(ask.plans[0]))
+    other, broken = Future[Any](), Future[Any]()
+    other.set_result(lambda q, k, v: good.result()(q, k, v, scale=3.0))
+    broken.set_exception(error("E0513", "the compiler died"))
+    rates = gpu.rates(row.work, [good, other, broken], False, row.direction)
+    assert [len(r) for r in rates] == [2, 2, 2] and all(rates[0]) and not any((*rates[1], *rates[2]))
+    assert sum("something else" in line for line in told) == sum("compiler died" in line for line in told) == 2
+    gpu.close()
