@@ -112,10 +112,16 @@ def steps(
     finalists: int = FINALISTS,
     title: str = "",
     direction: Direction = "forward",
+    known: Tuned | None = None,
 ) -> Generator[Ask, Rates, Outcome]:
-    """`tune` as a coroutine: asks for measurements, is sent rates, so that whoever measures may serve several."""
+    """`tune` as a coroutine: asks for measurements, is sent rates, so that whoever measures may serve several.
+
+    `known`: the record of an earlier run, whose plans compete again.
+    """
     planned = search.plan(spec, target) if direction == "forward" else search_backward.plan_backward(spec, target)
-    plans = [*planned.plans, *_ranked(planned, lengths)][: max(candidates, len(planned.plans))]
+    earlier = _again(planned, known)
+    tiles = [p for p in _ranked(planned, lengths) if p not in earlier]
+    plans = [*planned.plans, *earlier, *tiles[: max(candidates - len(planned.plans) - len(earlier), 0)]]
     rates = yield Ask(planned, tuple(plans), rough=True)
     winners = _winners(plans, rates, finalists)
     more = _distinct([v for p in winners for v in variations(planned.spec, p)], known=plans)
@@ -157,13 +163,27 @@ def _skeleton(p: Plan) -> tuple[object, ...]:
 
 
 def _ranked(planned: PlanSet | BackwardPlanSet, lengths: Sequence[int]) -> Sequence[Plan]:
-    """The tiles that were not chosen: the best of each length in turn, the longest first; where O lies comes later."""
+    """The tiles that were not chosen: the best of each length in turn, the longest first, of each height the best
+    before any second (one warpgroup's have a file of their own); where O lies comes later.
+    """
     if isinstance(planned, BackwardPlanSet):
         return planned.others
     orders = [sorted(planned.others, key=partial(_cycles, n)) for n in reversed(lengths)]
     ranked = list(dict.fromkeys(chain.from_iterable(zip(*orders, strict=True))))
     first = {p.name: p for p in reversed([*planned.plans, *ranked])}
-    return [p for p in ranked if first[p.name] is p]
+    tiles = [p for p in ranked if first[p.name] is p]
+    heights = {p.compute.tile_m: p for p in reversed(tiles) if p.compute.warpgroups > 1}
+    return sorted(tiles, key=lambda p: heights.get(p.compute.tile_m) is not p)
+
+
+def _again(planned: PlanSet | BackwardPlanSet, known: Tuned | None) -> list[Plan]:
+    """The plans of a record that can be built and are not the planner's own."""
+    wanted = [c for c in (known.plans if known else ()) if c not in map(choice_of, planned.plans)]
+    if isinstance(planned, BackwardPlanSet):
+        return [p for p in planned.others if choice_of(p) in wanted]
+    form = mask_form(planned.spec)
+    found = [search.plan_choice(planned.spec, form, c) for c in wanted]
+    return [p for p in found if isinstance(p, KernelPlan)]
 
 
 def _cycles(seqlen: int, p: KernelPlan) -> float:

@@ -17,7 +17,7 @@ from attngen.bench.grid import GROUP, ODD_HEAD_DIMS, USUAL_HEAD_DIMS
 from attngen.bench.tune import Ask, Outcome, Rates, steps
 from attngen.bench.variants import CAP, slopes, starts
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.tuned import Direction
+from attngen.ir.tuned import Direction, Tuned
 
 if TYPE_CHECKING:
     from attngen.bench.cells import Captured
@@ -187,8 +187,9 @@ def tune_all(
     *,
     candidates: int = CANDIDATES,
     finalists: int = FINALISTS,
+    known: Callable[[Row], Tuned | None] = lambda row: None,
 ) -> Iterator[tuple[Row, Outcome]]:
-    """Tune row after row, and give each outcome as soon as it is known.
+    """Tune row after row, and give each outcome as soon as it is known. `known`: a row's record of an earlier run.
 
     Raises: AttnError E04xx where no plan serves a row's spec.
     """
@@ -196,7 +197,9 @@ def tune_all(
     while left or active:
         while left and sum(not f.done() for r in active for f in r.kernels.values()) <= gpu.jobs:
             row = left.pop(0)
-            run = steps(row.spec, target, chip, row.lengths, candidates, finalists, row.title, row.direction)
+            run = steps(
+                row.spec, target, chip, row.lengths, candidates, finalists, row.title, row.direction, known(row)
+            )
             active.append(_Run(row, run, next(run)))
             active[-1].asked(gpu)
         ready = next((r for r in active if all(f.done() for f in r.asked(gpu))), None)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from attngen.bench.tune_gpu import Gpu
     from attngen.bench.tune_grid import Row
     from attngen.ir.spec import AttentionSpec
+    from attngen.ir.tuned import Tuned
 
 #: A record ships where it gains this share over the planner at some length: less is noise.
 WORTH_SHIPPING = 0.02
@@ -172,13 +173,18 @@ def _measure(
     from attngen import tuned
     from attngen.bench import tune as tuning
     from attngen.bench import tune_grid
+    from attngen.settings import settings
 
     begun, outcomes = time.perf_counter(), []
     tried = candidates or (tune_grid.CANDIDATES if grid else tuning.CANDIDATES)
     finalists = tune_grid.FINALISTS if grid else tuning.FINALISTS
     chip = torch.cuda.get_device_name()
     root, export = stores
-    for row, outcome in tune_grid.tune_all(rows, gpu, target, chip, candidates=tried, finalists=finalists):
+
+    def known(row: Row) -> Tuned | None:
+        return tuned.find(settings().cache_dir, target, chip, row.spec, row.direction)
+
+    for row, outcome in tune_grid.tune_all(rows, gpu, target, chip, candidates=tried, finalists=finalists, known=known):
         outcomes.append((row, outcome))
         seconds = time.perf_counter() - begun
         common.say(f"[{len(outcomes)}/{len(rows)}] {_label(row)}: {outcome.tried} plans, {seconds:.0f} s")
