@@ -11,6 +11,7 @@ from the scores, P stays in registers, and loops are unrolled and exponentials m
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from attngen.passes.launch import unpaired
 from attngen.passes.mask_form import mask_form
 from attngen.tuned import pack_of, spec_class
 
+log = logging.getLogger("attngen.tune")
 Plan = KernelPlan | BackwardPlan
 #: TFLOP/s of plans (outer) at the lengths (inner); 0 for a plan that did not run.
 Rates = list[tuple[float, ...]]
@@ -128,6 +130,9 @@ def steps(
     if more:
         rates += yield Ask(planned, tuple(more), rough=True)
         plans += more
+    what = f"{title or spec.name} {spec.head_dim_qk}/{spec.head_dim_v} {direction}"
+    for p, found in zip(plans, rates, strict=True):
+        log.info("%s: %s: %s TFLOP/s", what, choice_of(p).text, " ".join(f"{r:.0f}" for r in found))
     static: list[Plan] = [planned.plans[planned.index(n, n)] for n in lengths]
     careful = list(dict.fromkeys([*static, *_near(plans, rates)]))
     tried, rates = len(plans), (yield Ask(planned, tuple(careful), rough=False))
