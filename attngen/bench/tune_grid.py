@@ -52,16 +52,16 @@ def row_of(title: str, work: Sequence[Work], direction: Direction = "forward") -
 
 def plan_length(work: Work) -> int:
     """The length that names the plan of a cell, as a launch finds it."""
-    from attngen.jit.reach import Reach, walked
-    from attngen.passes.few import paces
+    from attngen.jit.reach import Reach
+    from attngen.passes import few
     from attngen.search import plan
 
     cell, longest = work.cell, max(work.cell.seqlen_q, work.cell.seqlen_kv)
     reach = Reach.of(cell.spec)
-    if reach is None or not paces(plan(cell.spec)):
+    if reach is None or not few.paces(plan(cell.spec)):
         return longest
     keys = reach.keys([work.params[n] for n in reach.names], cell.seqlen_q, cell.seqlen_kv)
-    return walked(longest, keys)
+    return few.length_of_plan(cell.seqlen_q, cell.seqlen_kv, keys)
 
 
 # ---- the grid --------------------------------------------------------------------------------------------------------

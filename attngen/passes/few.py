@@ -126,6 +126,11 @@ def _reads_pairs(spec: AttentionSpec, p: KernelPlan) -> bool:
     return any("kv_idx" in atoms_of(n) and not atoms_of(n).isdisjoint(("q_idx", "q_pos")) for n in loads)
 
 
+def length_of_plan(seqlen_q: int, seqlen_kv: int, keys: int) -> int:
+    """The length that names a call's plan where a row reaches `keys`: it walks as a row of a shorter sequence does."""
+    return min(max(seqlen_q, seqlen_kv), keys + TILE_ROWS)
+
+
 def are_few(pace: Pace, heads: int, seqlen_q: int, workers: int) -> bool:
     """Whether a call of this many query heads (of all batch elements) has few row tiles for `workers` CTAs."""
     return pace.row_tiles(heads, seqlen_q) < ROUNDS * workers // pace.ctas
