@@ -238,6 +238,12 @@ def test_build_follows_the_record_of_its_gpu_and_compile_does_not(
         assert tuple(map(search.choice_of, followed.plans)) == record.plans
         assert api.build(causal).source == followed.source, "from the remembered texts"
         assert [p["tile_n"] for p in api.compile(causal, only="forward").meta["plans"]] != [96]
+        low = tune.tune(causal, "sm_90a", CHIP, LENGTHS, by(lambda c, n: 500.0 - c.tile_m), direction="backward").record
+        steps = [p.name for p in search_backward.plan_backward(causal, tuned=low).plans]
+        assert steps == ["32x128"]
+        tuned.keep(tmp_path, "sm_90a", low)
+        assert [p["name"] for p in api.build(causal).backward.source.meta["backward"]["plans"]] == steps
+        assert [p["name"] for p in api.compile(causal, only="backward").meta["backward"]["plans"]] != steps
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 PCIe")
         assert api.build(causal).source == plain.source
     finally:

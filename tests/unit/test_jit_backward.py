@@ -370,7 +370,8 @@ def test_the_generated_file_is_remembered(tmp_path: Path, monkeypatch: pytest.Mo
     text = "attn 1\nattention remembered {\n  head_dim = 64\n}\n"
     planned: list[AttentionSpec] = []
 
-    def plan_backward(spec: AttentionSpec, target: str, *, captured: tuple[str, ...]) -> AttentionSpec:
+    def plan_backward(spec: AttentionSpec, target: str, *, captured: tuple[str, ...], tuned: object) -> AttentionSpec:
+        assert tuned is None, "no GPU here, no record"
         planned.append(spec)
         return spec
 
