@@ -22,6 +22,7 @@ from attngen.diag.diagnostic import AttnError
 from attngen.ir.spec import AttentionSpec, BackwardHints
 from attngen.ir.types import Layout
 from attngen.ref import dense
+from attngen.search_backward import plan_backward
 from attngen.syntax import load_all
 
 ORDERED = BackwardHints(deterministic=True)
@@ -131,6 +132,14 @@ def test_head_dims(d: tuple[int, int], dtype: str) -> None:
         verify(s, learn(*inputs(s, *shape)))
 
 
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_lengths_around_the_limit_of_a_plan(causal: AttentionSpec, beyond: int) -> None:
+    """The longest call of the plan of short ones, and the shortest of the other's, in turns and without."""
+    (limit,) = plan_backward(causal).limits
+    for s in (causal, spec(CAUSAL, d=128)):
+        verify(s, learn(*inputs(s, 1, limit + beyond, limit + beyond, 2, 1)))
+
+
 @pytest.mark.parametrize("group", [1, 3, 8])
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 def test_groups_and_layouts(group: int, layout: str) -> None:
@@ -185,10 +194,11 @@ def test_only_what_is_wanted(causal: AttentionSpec) -> None:
             assert (t.grad is not None) == (n in names) and (t.grad is None or torch.equal(t.grad, want.grad))
 
 
-def test_equal_bits_a_hundred_times_under_load(causal: AttentionSpec) -> None:
-    """Two streams at once, beside matrix products that take SMs away."""
+@pytest.mark.parametrize("rows", [1500, 1600])
+def test_equal_bits_a_hundred_times_under_load(causal: AttentionSpec, rows: int) -> None:
+    """Two streams at once, beside matrix products that take SMs away: plans of short and long calls."""
     attn = built(causal)
-    x = learn(*inputs(causal, 2, 1500, 1500, 8, 2))
+    x = learn(*inputs(causal, 2, rows, rows, 8, 2))
     do = torch.randn_like(x[0])
     want = torch.autograd.grad(attn(*x), x, do)
     load = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
