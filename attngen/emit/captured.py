@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attngen.emit.exprs import CutePrinter, safe_name
-from attngen.emit.spell import TENSOR_TYPES, TORCH_TYPES, TOTALS, extents, packed_axes
-from attngen.emit.straight import ARGS, fold, straight_line
-from attngen.emit.view import Output, Packed
-from attngen.emit.view_backward import Gain, Index, PackedSum
+from attngen.emit.spell import TENSOR_TYPES, TORCH_TYPES, TOTALS, extents, part_of_sequence
+from attngen.emit.straight import ARGS, fold, statement, straight_line
+from attngen.emit.view import Output
+from attngen.emit.view_backward import Gain, Index
 from attngen.ir.backward import BackwardPlanSet
 from attngen.ir.gradient import OF_ROWS, Contribution, GradientKind
 from attngen.ir.spec import AttentionSpec
@@ -29,8 +30,8 @@ class Captured:
     rows: tuple[Gain, ...]
     elements: tuple[Gain, ...]
     #: Of a ragged layout: what of `elements` is one sequence's, and where the sums of one begin.
-    packed: tuple[Packed, ...]
-    packed_sums: tuple[PackedSum, ...]
+    packed: tuple[str, ...]
+    packed_sums: tuple[str, ...]
     lines: tuple[str, ...]
     slope: str
 
@@ -39,6 +40,19 @@ def output_names(plan_set: BackwardPlanSet) -> tuple[str, ...]:
     """Names of the buffers, one for each contribution, in order."""
     kinds = [f"d_{safe_name(c.tensor)}_{c.kind.value}" for c in plan_set.gradient.contributions]
     return tuple(n if kinds.count(n) == 1 else f"{n}_{i}" for i, n in enumerate(kinds))
+
+
+def _of_sequence(target: str, name: str, start: str) -> str:
+    """What puts one sequence's part of a number for each row or key in its place."""
+    return statement(target, "self.statistics_from", ["p", name, start])
+
+
+def packed_outputs(sinks: Sequence[str], rows: Sequence[str], elements: Sequence[str]) -> tuple[str, ...]:
+    """What puts one sequence's parts of buffers that the rows' kernel writes in their places: numbers, rows of O."""
+    return (
+        *(statement(n, "self.from_row", ["p", n, "start_q"]) for n in elements),
+        *(_of_sequence(n, n, "start_q") for n in (*sinks, *rows)),
+    )
 
 
 def spell_captured(plan_set: BackwardPlanSet, printer: CutePrinter) -> Captured:
@@ -71,10 +85,10 @@ def spell_captured(plan_set: BackwardPlanSet, printer: CutePrinter) -> Captured:
         packed=tuple(
             p
             for name, c in inside
-            if c.kind is GradientKind.ELEMENT and (p := packed_axes(spec, name, spec.tensor(c.tensor))) is not None
+            if c.kind is GradientKind.ELEMENT and (p := part_of_sequence(spec, name, spec.tensor(c.tensor))) is not None
         ),
         packed_sums=tuple(
-            PackedSum(name, "start_kv" if c.kind is GradientKind.COLUMN else "start_q")
+            _of_sequence(f"own.{name}", f"p.{name}", "start_kv" if c.kind is GradientKind.COLUMN else "start_q")
             for name, c in inside
             if c.kind in (GradientKind.COLUMN, GradientKind.ROW) and spec.layout is Layout.VARLEN
         ),

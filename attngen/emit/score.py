@@ -186,7 +186,9 @@ def _stream(printer: CutePrinter, number: int, s: Stream) -> StreamView:
     return StreamView(
         name=name_here,
         placer=f"place_{number}",
-        title=clipped(f"{s.tensor}[{', '.join([*map(spelled, s.indices), 'key'])}]", FORMULA_WIDTH),
+        title=clipped(
+            f"{s.tensor}[{', '.join([*map(spelled, s.indices), 'key'])}]", FORMULA_WIDTH - 2
+        ),  # more is said beside it
         words=kind if s.dtype.bits == 32 else "Int32",
         rows="2" if s.by_row else "1",
         extent=f"{'2 * ' if s.by_row else ''}self.tile_n // {words}",

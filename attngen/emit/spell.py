@@ -12,9 +12,9 @@ from attngen.emit.header import clipped, spelled
 from attngen.emit.selfcheck import check_view
 from attngen.emit.spell_map import MAP_ARGUMENT
 from attngen.emit.spell_mask import mask_view
-from attngen.emit.straight import ARGS, fold, straight_line
+from attngen.emit.straight import ARGS, fold, statement, straight_line
 from attngen.emit.tables import table_fields
-from attngen.emit.view import Argument, Dim, Formula, Packed, Uses
+from attngen.emit.view import Argument, Dim, Formula, Uses
 from attngen.emit.weights import weight
 from attngen.ir.backward import BackwardCompute, BackwardPlanSet
 from attngen.ir.expr import Expr
@@ -146,7 +146,7 @@ def _of_sequences(spec: AttentionSpec, args: tuple[Argument, ...]) -> dict[str, 
     """The fields of a view about the sequences of a ragged layout, of both directions."""
     varlen = spec.layout is Layout.VARLEN
     names = {t.name for t in spec.lengths}
-    packed = [p for t in spec.tensors if (p := packed_axes(spec, safe_name(t.name), t)) is not None]
+    packed = [p for t in spec.tensors if (p := part_of_sequence(spec, safe_name(t.name), t)) is not None]
     return {
         "batch": "sequences - 1" if varlen else "sequences",
         "sequences": "cute.size(cu_seqlens_q)" if varlen else "cute.size(seqused_q)",
@@ -159,8 +159,10 @@ def _of_sequences(spec: AttentionSpec, args: tuple[Argument, ...]) -> dict[str, 
     }
 
 
-def packed_axes(spec: AttentionSpec, name: str, t: TensorDecl) -> Packed | None:
-    """What of `name`, a tensor declared as `t`, belongs to one sequence; None where all of it does."""
+def part_of_sequence(spec: AttentionSpec, name: str, t: TensorDecl) -> str | None:
+    """What puts one sequence's part of `name`, declared as `t`, in its place; None where each has all of it."""
     parts = {"seqlen_q": "own.start_q, own.seqlen_q", "seqlen_kv": "own.start_kv, own.seqlen_kv"}
     axes = [f"({i}, {parts[str(d)]})" for i, d in enumerate(t.dims) if d in parts]
-    return Packed(name, ", ".join(axes)) if spec.layout.is_ragged and axes else None
+    if not (spec.layout.is_ragged and axes):
+        return None
+    return statement(f"own.{name}", "self.of_sequence", [f"p.{name}", *axes])

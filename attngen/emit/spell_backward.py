@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attngen.emit.captured import spell_captured
+from attngen.emit.captured import packed_outputs, spell_captured
 from attngen.emit.exprs import CutePrinter
 from attngen.emit.header import backward_docstring, clipped, spelled
 from attngen.emit.literal import literal
@@ -62,6 +62,9 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         has_packed_arguments=bool(common["packed"]),
         packed_gains=captured.packed,
         packed_sums=captured.packed_sums,
+        packed_outputs=packed_outputs(
+            *([x.name for x in given] for given in (captured.sinks, rows["output_rows"], rows["output_elements"]))
+        ),
         outputs=whole,
         has_outputs=bool(outputs),
         sinks=captured.sinks,

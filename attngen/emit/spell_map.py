@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from textwrap import indent
 from typing import Any
 
 from attngen.emit.exprs import CutePrinter, bindings, part_name, safe_name
@@ -121,10 +122,16 @@ def _load(printer: CutePrinter, load: LoadRange) -> list[str]:
     """Look through the elements that a tile reads of a tensor."""
     lines, texts = straight_line(printer, load.ends, _TILE, from_problem=False)
     pairs = zip(texts[::2], texts[1::2], strict=True)
-    index = [first if first == last else f"({first}, {last})" for first, last in pairs]
+    index = [first if first == last else _ends(first, last) for first, last in pairs]
     names = ", ".join(_names(load))
     call = f"{names} = least_and_most({', '.join([safe_name(load.tensor), 'lane', *index])})"
     if len(call) > WIDTH:
-        rows = [f"{safe_name(load.tensor)}, lane", *index]
-        call = "\n".join([f"{names} = least_and_most(", *(f"    {row}," for row in rows), ")"])
+        rows = [f"{safe_name(load.tensor)}, lane,", *(f"{x}," for x in index)]
+        call = "\n".join([f"{names} = least_and_most(", indent("\n".join(rows), "    "), ")"])
     return [*lines, call]
+
+
+def _ends(first: str, last: str) -> str:
+    """Both ends of an index, in a line or each in one of its own."""
+    line = f"({first}, {last})"
+    return line if len(line) <= WIDTH else "\n".join(["(", indent(f"{first},\n{last},", "    "), ")"])

@@ -72,6 +72,12 @@ def straight_line(
     return (*bound, *lines), tuple(fold(printer.plain(e)) for e in results)
 
 
+def statement(target: str, function: str, given: Sequence[str], room: int = 108) -> str:
+    """`target = function(given)` of names as long as names may be: an argument a line where it does not fit `room`."""
+    line = f"{target} = {function}({', '.join(given)})"
+    return line if len(line) <= room else "\n".join([f"{target} = {function}(", *(f"    {x}," for x in given), ")"])
+
+
 def fold(text: str, room: int = WIDTH + 16) -> str:
     """An expression that nothing could shorten, on several lines inside parentheses; one that fits `room` as it is.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from attngen.emit.exprs import CutePrinter, safe_name
 from attngen.emit.header import clipped, spelled
-from attngen.emit.straight import fold, straight_line
+from attngen.emit.straight import fold, statement, straight_line
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.tables import AXES, ROW_BLOCK, Extreme, Table, dims_in_memory
 from attngen.passes.facts import Facts
@@ -81,9 +81,14 @@ def table_fields(
         "lookups": lookups,
         "extremes": extremes,
         "table_words": " + ".join(f"{n} * {text}" if n > 1 else text for text, n in words.items()),
-        "packed_tables": tuple(PlacedTable(safe_name(t.name), "") for t in tables if isinstance(t, Table) and t.packed),
+        "packed_tables": tuple(_of_sequence(safe_name(t.name)) for t in tables if isinstance(t, Table) and t.packed),
         "has_packed_tables": any(isinstance(t, Table) and t.packed for t in tables),
     }
+
+
+def _of_sequence(name: str) -> str:
+    """What puts one sequence's part of a table in its place."""
+    return statement(f"own.{name}", "self.table_of", ["p", f"p.{name}", "start_q", "seqlen_q"])
 
 
 def _extents(t: Table | Extreme, blocks: str) -> list[str]:
@@ -114,7 +119,7 @@ def _lookup(printer: CutePrinter, t: Table, facts: Facts, spec: AttentionSpec) -
     row = f"{t.tensor}[{', '.join(spelled(e) for e in t.lead)}]" if t.lead else t.tensor
     return LookupView(
         name=name,
-        note=clipped(f"elements of {row} are {below} {spelled(t.value)}", 92 - len(name)),
+        note=clipped(f"elements of {row} are {below} {spelled(t.value)}", 92 - len(t.name)),
         title=t.name,
         fill=f"fill_{name}",
         coords=(*_coords(dims, place, "p.seqlen_q"), *(["b, q_idx = self.place_of(p, row)"] if t.packed else [])),

@@ -32,14 +32,6 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Packed:
-    """A captured tensor that holds all sequences along some axes: (axis, first, count) of one sequence, as texts."""
-
-    name: str
-    axes: str
-
-
-@dataclass(frozen=True)
 class Dim:
     """A symbolic extent of the compiled function."""
 
@@ -121,7 +113,7 @@ class CommonView:
     last_axis: str
     shape_lse: str
     lengths: tuple[Argument, ...]
-    packed: tuple[Packed, ...]
+    packed: tuple[str, ...]  # statements that put a sequence's part of a captured tensor in its place
     has_packed: bool
     reference: str
     layout_note: str
@@ -134,7 +126,7 @@ class CommonView:
     lookups: tuple[LookupView, ...]
     extremes: tuple[ExtremeView, ...]
     table_words: str
-    packed_tables: tuple[PlacedTable, ...]
+    packed_tables: tuple[str, ...]  # as `packed`, of tables
     has_packed_tables: bool
     call: str
     dims: tuple[Dim, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attngen.emit.view import Argument, CommonView, Output, Packed
+from attngen.emit.view import Argument, CommonView, Output
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,6 @@ class OutputGain:
     gain: str
     #: The dtype of the buffer's elements.
     element: str
-
-
-@dataclass(frozen=True)
-class PackedSum:
-    """A buffer with a number for each row or key of packed sequences: where one sequence's begin."""
-
-    name: str
-    start: str
 
 
 @dataclass(frozen=True)
@@ -98,8 +90,9 @@ class BackwardView(CommonView):
     last_there: str
     row_arguments: tuple[Argument, ...]
     has_packed_arguments: bool
-    packed_gains: tuple[Packed, ...]
-    packed_sums: tuple[PackedSum, ...]
+    packed_gains: tuple[str, ...]  # as `packed`, of buffers with a captured tensor's axes
+    packed_sums: tuple[str, ...]  # of those with a number for each row or key
+    packed_outputs: tuple[str, ...]  # of those that the rows' kernel writes
     frag_of_do: str
     has_row_formulas: bool
     row_formulas: str
