@@ -152,9 +152,10 @@ def _plan(p: KernelPlan) -> Iterator[str]:
     yield f"plan {p.name}"
     padded = ""
     if (c.head_dim_qk_padded, c.head_dim_v_padded) != (c.head_dim_qk, c.head_dim_v):
-        padded = f", head dims padded to {c.head_dim_qk_padded} and {c.head_dim_v_padded} in shared memory"
+        padded = f", head dims padded to {c.head_dim_qk_padded} and {c.head_dim_v_padded} in products"
     groups = counted(c.warpgroups, "consumer warpgroup")
     yield f"  compute    tile_m {c.tile_m}, tile_n {c.tile_n}, {groups}{padded}"
+    wide = (mem.columns_qk, mem.columns_v) != (c.head_dim_qk, c.head_dim_v)
     separate = {
         "never": ": weights that no other key moves, no LSE",
         "bounded": f": one reference, 2^{c.reference:.0f}, for all rows",
@@ -180,6 +181,7 @@ def _plan(p: KernelPlan) -> Iterator[str]:
             f"{b.name} {kb(b.bytes)}" if b.alias_of is None else f"{b.name} in {b.alias_of}" for b in mem.buffers
         )
         + f"; {mem.kv_stages} K/V stages"
+        + (f"; rows of {mem.columns_qk} and {mem.columns_v} columns" if wide else "")
     )
     split = f"S {c.tile_n // 2}, P {c.tile_n // 4}, O {c.head_dim_v_padded // 2}"
     roles = ", ".join(f"{r.name} {r.registers}" for r in s.roles if r.name != "idle")

@@ -27,7 +27,7 @@ def make_plan(
         compute=ComputePlan(
             dtype=spec.dtype, tile_m=tile_m, tile_n=tile_n, warpgroups=tile_m // 64,
             head_dim_qk=spec.head_dim_qk, head_dim_v=spec.head_dim_v,
-            head_dim_qk_padded=-(-spec.head_dim_qk // 16) * 16, head_dim_v_padded=-(-spec.head_dim_v // 16) * 16,
+            head_dim_qk_padded=-(-spec.head_dim_qk // 16) * 16, head_dim_v_padded=-(-spec.head_dim_v // 8) * 8,
             rescale=Rescale.ON_GROWTH, growth=growth, headroom=headroom, has_score=score,
         ),
         mask=MaskPlan(

@@ -42,6 +42,8 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
     common["has_packed"] |= bool(captured.packed)
     return BackwardView(
         **common,
+        pads_k_steps=False,
+        k_steps="cute.size(a, mode=[2])",
         docstring=backward_docstring(plan_set, outputs),
         meta=literal(meta),
         call=call_text(

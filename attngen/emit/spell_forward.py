@@ -65,6 +65,7 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         writes_rows=saves_o or not stages_o,
         columns_of_eight=c.head_dim_v // 8,
         tma_atoms="tma_q, tma_k, tma_v" + (", tma_o" if stages_o else ""),
+        **_row_fields(first),
         is_differentiated=False,
         lowest=_LOWEST[c.dtype],
         plans=tuple(_plan_view(p) for p in plan_set.plans),
@@ -97,6 +98,24 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         **_order(plan_set, spec.layout.is_ragged, pair),
         **_rows(spec, stages_o, pair),
     )
+
+
+def _row_fields(plan: KernelPlan) -> dict[str, Any]:
+    """The fields about rows in shared memory, which are wider than products where that takes fewer boxes of TMA."""
+    c, m = plan.compute, plan.memory
+    pads_qk, pads_v = m.columns_qk > c.head_dim_qk_padded, m.columns_v > c.head_dim_v_padded
+    return {
+        "columns_qk": m.columns_qk,
+        "columns_v": m.columns_v,
+        "pads_k_steps": pads_qk,
+        "k_steps": "steps or cute.size(a, mode=[2])" if pads_qk else "cute.size(a, mode=[2])",
+        "pads_v": pads_v,
+        "row_qk": "COLUMNS_QK" if pads_qk else "HEAD_DIM_QK",
+        "row_v": "COLUMNS_V" if pads_v else "HEAD_DIM_V",
+        "fresh_s": "False, STEPS_QK" if pads_qk else "False",
+        "mma_rows": "t.mma_rows" if pads_v else "t.mma_pv",
+        "thr_rows": "thr_rows" if pads_v else "thr_pv",
+    }
 
 
 def _slices(last_first: bool) -> dict[str, Any]:

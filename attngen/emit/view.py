@@ -90,6 +90,9 @@ class CommonView:
     packed_type: str
     head_dim_qk: str
     head_dim_v: str
+    #: Rows in shared memory are wider than Q K^T sums over; how many k steps a GEMM has.
+    pads_k_steps: bool
+    k_steps: str
     limits: str
     uses: Uses
     mask: MaskView

@@ -83,6 +83,17 @@ class KernelView(CommonView):
     writes_rows: bool
     columns_of_eight: int
     tma_atoms: str
+    #: Columns of a row of Q and K, of V and O, in shared memory, and their names; rows that P V has fewer columns than.
+    columns_qk: int
+    columns_v: int
+    row_qk: str
+    row_v: str
+    pads_v: bool
+    #: How Q K^T is issued: S starts anew, and of so many k steps; the TiledMma that sees a whole row of V or O, and its
+    #: slice of a thread.
+    fresh_s: str
+    mma_rows: str
+    thr_rows: str
     plans: tuple[PlanView, ...]
     lowest: str
     finish_first_note: str

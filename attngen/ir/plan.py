@@ -52,7 +52,7 @@ class ComputePlan(Node):
     warpgroups: int
     head_dim_qk: int
     head_dim_v: int
-    #: Extents in shared memory and MMA: next multiple of 16; TMA fills the rest with zeros.
+    #: Extents in MMA: of Q K^T the next multiple of its k step, 16, of P V that of its n, 8.
     head_dim_qk_padded: int
     head_dim_v_padded: int
     rescale: Rescale
@@ -159,6 +159,19 @@ class MemoryPlan(Node):
     #: fp32/packed registers a consumer thread holds across the loop: S, P, O and what the expressions need.
     fragment_registers: int
     register_limit: int
+
+    @property
+    def columns_qk(self) -> int:
+        """Columns of a row of Q or K in shared memory; TMA fills those past the head dim with zeros."""
+        return self._shape("sK")[1]
+
+    @property
+    def columns_v(self) -> int:
+        """Columns of a row of V or O in shared memory."""
+        return self._shape("sV")[1]
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return next(b.shape for b in self.buffers if b.name == name)
 
     @property
     def stages_o(self) -> bool:

@@ -54,13 +54,18 @@ class Candidate(Node):
 
 
 def padded(head_dim: int) -> int:
-    """Head dimension in shared memory and MMA: the next multiple of 16, WGMMA's k step."""
+    """Head dimension that products sum over: the next multiple of 16, WGMMA's k step."""
     return -(-head_dim // 16) * 16
+
+
+def columns_of_o(head_dim_v: int) -> int:
+    """Head dimension of the values in P V: the next multiple of 8, WGMMA's n step."""
+    return -(-head_dim_v // 8) * 8
 
 
 def fragment_registers(candidate: Candidate, head_dim_v: int, expressions: int) -> int:
     """32-bit registers of one consumer thread for S (fp32), P (packed pairs), O (fp32) and the expressions."""
-    s, p, o = candidate.tile_n // 2, candidate.tile_n // 4, padded(head_dim_v) // 2
+    s, p, o = candidate.tile_n // 2, candidate.tile_n // 4, columns_of_o(head_dim_v) // 2
     return s + p + o + expressions
 
 
@@ -159,7 +164,7 @@ def plan_compute(spec: AttentionSpec, form: MaskForm, candidate: Candidate) -> C
         return Reject(
             "compute",
             f"registers {registers} + {sm90.REGISTER_OVERHEAD} of {limit}: "
-            f"S {candidate.tile_n // 2}, P {candidate.tile_n // 4}, O {padded(spec.head_dim_v) // 2}"
+            f"S {candidate.tile_n // 2}, P {candidate.tile_n // 4}, O {columns_of_o(spec.head_dim_v) // 2}"
             + (f", expressions {expressions}" if expressions else ""),
             (registers + sm90.REGISTER_OVERHEAD) / limit,
         )
@@ -171,7 +176,7 @@ def plan_compute(spec: AttentionSpec, form: MaskForm, candidate: Candidate) -> C
         head_dim_qk=spec.head_dim_qk,
         head_dim_v=spec.head_dim_v,
         head_dim_qk_padded=padded(spec.head_dim_qk),
-        head_dim_v_padded=padded(spec.head_dim_v),
+        head_dim_v_padded=columns_of_o(spec.head_dim_v),
         rescale=rescale,
         growth=growth if grows else 0.0,
         headroom=headroom if grows else 0.0,

@@ -17,6 +17,15 @@ def aligned(size: int) -> int:
     return -(-size // 1024) * 1024
 
 
+def row_columns(head_dim: int) -> int:
+    """Columns of a row in shared memory: whole swizzles of 64 or 128 bytes, so that TMA takes few boxes a row.
+
+    A box is as wide as the swizzle, 32, 64 or 128 bytes, of which only whole ones make up a row. Narrow ones cost: rows
+    that do not begin at a 32-byte sector of L2 touch two of them with every box of 32 bytes.
+    """
+    return 16 if head_dim <= 16 else -(-head_dim // 32) * 32
+
+
 def _kilobytes(n: int) -> str:
     return f"{n / 1024:.0f} KB"
 
@@ -33,14 +42,15 @@ def plan_memory(
 
     Rewrite   (tiles, head dims) -> sQ, sK[stages], sV[stages], sO (its own, or in Q's bytes; none where O leaves from
               registers) behind the mbarriers, and sDistance where the score has a part by distance
-    Keeps     1024-byte alignment of every buffer (128-byte swizzle)
+    Keeps     1024-byte alignment of every buffer (128-byte swizzle); rows of whole swizzles of at least 64 bytes
     Rejects   tiles that leave no room for two KV stages, or for as many as were asked for; O wider than the Q whose
               bytes it takes
     """
     c = compute
-    q = aligned(c.tile_m * c.head_dim_qk_padded * 2)
-    o = aligned(c.tile_m * c.head_dim_v_padded * 2) if stages_o else 0
-    stage = c.tile_n * (c.head_dim_qk_padded + c.head_dim_v_padded) * 2
+    qk, v = row_columns(c.head_dim_qk), row_columns(c.head_dim_v)
+    q = aligned(c.tile_m * qk * 2)
+    o = aligned(c.tile_m * v * 2) if stages_o else 0
+    stage = c.tile_n * (qk + v) * 2
     if o_in_q and not stages_o:
         return Reject("memory", "O leaves from registers: it needs no bytes of Q", 2.0)
     if o_in_q and o > q:
@@ -50,8 +60,8 @@ def plan_memory(
     fixed = BARRIER_BYTES + q + (0 if o_in_q else o) + distances
     fit = (sm90.SMEM_BYTES - fixed) // stage
     stages = wanted_stages or min(max(-(-KEYS_IN_FLIGHT // c.tile_n), 2), 6, max(fit, 2))
-    k_bytes = aligned(stages * c.tile_n * c.head_dim_qk_padded * 2)
-    v_bytes = aligned(stages * c.tile_n * c.head_dim_v_padded * 2)
+    k_bytes = aligned(stages * c.tile_n * qk * 2)
+    v_bytes = aligned(stages * c.tile_n * v * 2)
     total = fixed + k_bytes + v_bytes
     if total > sm90.SMEM_BYTES:
         return Reject(
@@ -61,15 +71,15 @@ def plan_memory(
             total / sm90.SMEM_BYTES,
         )
     buffers: tuple[Buffer, ...] = (
-        Buffer(name="sQ", bytes=q, shape=(64, c.head_dim_qk_padded, c.warpgroups)),
+        Buffer(name="sQ", bytes=q, shape=(64, qk, c.warpgroups)),
         Buffer(
             name="sO",
             bytes=0 if o_in_q else o,
-            shape=(64, c.head_dim_v_padded, c.warpgroups),
+            shape=(64, v, c.warpgroups),
             alias_of="sQ" if o_in_q else None,
         ),
-        Buffer(name="sK", bytes=k_bytes, shape=(c.tile_n, c.head_dim_qk_padded, stages)),
-        Buffer(name="sV", bytes=v_bytes, shape=(c.tile_n, c.head_dim_v_padded, stages)),
+        Buffer(name="sK", bytes=k_bytes, shape=(c.tile_n, qk, stages)),
+        Buffer(name="sV", bytes=v_bytes, shape=(c.tile_n, v, stages)),
     )
     if by_distance:
         buffers = (*buffers, Buffer(name="sDistance", bytes=distances, shape=(per_warp, 4 * c.warpgroups, 2)))

@@ -44,8 +44,8 @@ def plan_schedule(
         return Reject("schedule", f"ping-pong takes two consumer warpgroups: tile_m {c.tile_m} has one", 2.0)
     producer, consumer = sm90.REGISTERS[n]
     chosen = order if order not in (None, "auto") else "lpt" if mask.grows else "linear"
-    k_bytes, v_bytes = c.tile_n * c.head_dim_qk_padded * 2, c.tile_n * c.head_dim_v_padded * 2
-    q_bytes = 64 * c.head_dim_qk_padded * 2
+    k_bytes, v_bytes = c.tile_n * memory.columns_qk * 2, c.tile_n * memory.columns_v * 2
+    q_bytes = 64 * memory.columns_qk * 2
 
     def pipeline(
         name: str, buffer: str, stages: int, stage_bytes: int, empty: int, consumer_name: str = "consumers"

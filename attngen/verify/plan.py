@@ -52,6 +52,8 @@ def set_faults(plan_set: PlanSet) -> list[str]:
     skeletons = {
         (
             p.memory.o_in_q,
+            p.memory.columns_qk,
+            p.memory.columns_v,
             p.schedule.pingpong,
             p.mask.model_dump_json(exclude={"form"}),
             p.compute.rescale,
@@ -96,12 +98,12 @@ def _compute(plan: KernelPlan) -> Iterator[Check]:
     yield c.tile_m == 64 * c.warpgroups, f"compute: tile_m {c.tile_m} is not 64 x {c.warpgroups} warpgroups"
     yield 1 <= c.warpgroups <= sm90.MAX_WARPGROUPS, f"compute: {c.warpgroups} warpgroups of {sm90.MAX_WARPGROUPS}"
     yield c.tile_n % 16 == 0 and 16 <= c.tile_n <= 256, f"compute: tile_n {c.tile_n} is no WGMMA extent"
-    for name, true, padded in (
-        ("qk", c.head_dim_qk, c.head_dim_qk_padded),
-        ("v", c.head_dim_v, c.head_dim_v_padded),
+    for name, true, padded, step in (
+        ("qk", c.head_dim_qk, c.head_dim_qk_padded, 16),
+        ("v", c.head_dim_v, c.head_dim_v_padded, 8),
     ):
-        yield padded % 16 == 0 and 0 <= padded - true < 16, f"compute: head_dim_{name} {true} is padded to {padded}"
-        yield 16 <= padded <= 256, f"compute: head_dim_{name} {padded} is no WGMMA extent"
+        yield padded % step == 0 and 0 <= padded - true < step, f"compute: head_dim_{name} {true} is padded to {padded}"
+        yield step <= padded <= 256, f"compute: head_dim_{name} {padded} is no WGMMA extent"
     above, below = (15, 14) if c.dtype is DType.FP16 else (64, 64)
     held = 0 <= c.growth <= above and 0 <= c.headroom <= below
     yield held, f"compute: P of {c.dtype} relative to a reference outgrown by {c.growth}, or {c.headroom} too high"
@@ -118,11 +120,15 @@ def _memory(plan: KernelPlan) -> Iterator[Check]:
     yield used + HEAD_BYTES == m.smem_bytes, f"memory: buffers take {used} and {HEAD_BYTES}, total {m.smem_bytes}"
     yield m.smem_bytes <= limit, f"memory: total {m.smem_bytes}, limit {limit}"
     yield all(b.bytes % 1024 == 0 for b in m.buffers), "memory: a buffer breaks 1024-byte alignment"
+    qk, v = (next((b.shape[1] for b in m.buffers if b.name == name), 0) for name in ("sK", "sV"))
+    for name, extent, columns in (("qk", c.head_dim_qk_padded, qk), ("v", c.head_dim_v_padded, v)):
+        whole = columns in (16, 32) or (columns > 32 and columns % 32 == 0)
+        yield whole and extent <= columns, f"memory: rows of {columns} columns for head_dim_{name} {extent}"
     shapes = {
-        "sQ": (64, c.head_dim_qk_padded, c.warpgroups),
-        "sO": (64, c.head_dim_v_padded, c.warpgroups),
-        "sK": (c.tile_n, c.head_dim_qk_padded, m.kv_stages),
-        "sV": (c.tile_n, c.head_dim_v_padded, m.kv_stages),
+        "sQ": (64, qk, c.warpgroups),
+        "sO": (64, v, c.warpgroups),
+        "sK": (c.tile_n, qk, m.kv_stages),
+        "sV": (c.tile_n, v, m.kv_stages),
         "sDistance": (-(-(c.tile_n + 15) // 32) * 32, 4 * c.warpgroups, 2),  # fp32
     }
     for b in m.buffers:

@@ -164,11 +164,13 @@ def _numbers(tree: ast.Module, plan_set: PlanSet) -> Iterator[str]:
     values = {
         n.targets[0].id: n.value for n in tree.body if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name)
     }
-    first = plan_set.plans[0].compute
+    first, memory = plan_set.plans[0].compute, plan_set.plans[0].memory
     barriers = {b.name: b.id for b in plan_set.plans[0].schedule.named_barriers}
     wanted: dict[str, Any] = {
         "HEAD_DIM_QK": first.head_dim_qk_padded,
         "HEAD_DIM_V": first.head_dim_v_padded,
+        "COLUMNS_QK": memory.columns_qk,
+        "COLUMNS_V": memory.columns_v,
         "LIMITS": plan_set.limits,
         "GROWTH": first.growth,
         "HEADROOM": first.headroom,

@@ -98,10 +98,10 @@ def test_forward(file: Path, index: int) -> None:
     elements, threads = visited * c.tile_m * c.tile_n, 2 * c.tile_m
     assert elements <= counters.exponentials <= elements + (visited + 2 * row_tiles) * 2 * threads
     assert counters.copied == {
-        "q": row_tiles * c.tile_m * c.head_dim_qk_padded * 2,
-        "k": loaded * c.tile_n * c.head_dim_qk_padded * 2,
-        "v": loaded * c.tile_n * c.head_dim_v_padded * 2,
-        "o": row_tiles * c.tile_m * c.head_dim_v_padded * 2,
+        "q": row_tiles * c.tile_m * plan.memory.columns_qk * 2,
+        "k": loaded * c.tile_n * plan.memory.columns_qk * 2,
+        "v": loaded * c.tile_n * plan.memory.columns_v * 2,
+        "o": row_tiles * c.tile_m * plan.memory.columns_v * 2,
     }
     assert not counters.conflicts(), str(counters)
 

@@ -28,7 +28,7 @@ from attngen.passes.cost import launch_cycles, tile_cost
 from attngen.passes.launch import plan_launch
 from attngen.passes.mask_form import mask_form
 from attngen.passes.mask_plan import MAX_LIMIT_CLAUSES, plan_mask
-from attngen.passes.memory import aligned, plan_memory
+from attngen.passes.memory import aligned, plan_memory, row_columns
 from attngen.passes.schedule import L2_GROUP_BYTES, plan_schedule
 from attngen.search import plan_candidate
 from attngen.targets import sm90
@@ -71,14 +71,14 @@ def test_head_dims_are_padded_to_the_k_step(head_dim: int, extent: int) -> None:
 def test_compute_fixes_the_mma() -> None:
     c = computed(72, 40, 3, 96)
     assert (c.tile_m, c.tile_n, c.warpgroups) == (192, 96, 3)
-    assert (c.head_dim_qk, c.head_dim_v, c.head_dim_qk_padded, c.head_dim_v_padded) == (72, 40, 80, 48)
+    assert (c.head_dim_qk, c.head_dim_v, c.head_dim_qk_padded, c.head_dim_v_padded) == (72, 40, 80, 40)
     assert c.rescale is Rescale.ON_GROWTH and not c.has_score
 
 
 def test_registers_of_the_fragments() -> None:
     """S fp32, P packed pairs, O fp32: 64 rows over 128 threads give half a register for each column."""
     assert fragment_registers(tile(2, 128), 128, 0) == 64 + 32 + 64
-    assert fragment_registers(tile(3, 80), 40, 8) == 40 + 20 + 24 + 8
+    assert fragment_registers(tile(3, 80), 40, 8) == 40 + 20 + 20 + 8
 
 
 def test_registers_of_expressions() -> None:
@@ -125,6 +125,19 @@ def test_elementwise_masks_hold_registers_as_scores_do() -> None:
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "columns"),
+    [(8, 16), (16, 16), (24, 32), (32, 32), (40, 64), (64, 64), (72, 96), (80, 96), (96, 96), (104, 128), (112, 128),
+     (136, 160), (160, 160), (176, 192), (224, 224), (232, 256), (256, 256)],
+)  # fmt: skip
+def test_rows_are_whole_swizzles(head_dim: int, columns: int) -> None:
+    """Of 64 or 128 bytes, the narrowest heads' aside."""
+    assert row_columns(head_dim) == columns
+    m = remembered(computed(head_dim, 64, 2, 64))
+    assert (m.columns_qk, m.columns_v) == (columns, 64)
+    assert next(b.shape for b in m.buffers if b.name == "sK") == (64, columns, m.kv_stages)
 
 
 def test_memory_lays_out_the_buffers() -> None:
