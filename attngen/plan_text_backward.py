@@ -160,9 +160,10 @@ def _plan(p: BackwardPlan, deterministic: bool) -> Iterator[str]:
         shares = f"one owns dV, the other dK, of the same {c.keys} keys of a CTA; {c.cluster} CTAs exchange dS"
     padded = ""
     if (c.head_dim_qk_padded, c.head_dim_v_padded) != (c.head_dim_qk, c.head_dim_v):
-        padded = f", head dims padded to {c.head_dim_qk_padded} and {c.head_dim_v_padded} in shared memory"
+        padded = f", head dims padded to {c.head_dim_qk_padded} and {c.head_dim_v_padded}"
     groups = counted(c.warpgroups, "consumer warpgroup")
     yield f"  compute    tile_m {c.tile_m}, tile_n {c.tile_n}, {groups}, {shares}{padded}"
+    wide = (mem.q_columns, mem.do_columns) != (c.head_dim_qk_padded, c.head_dim_v_padded)
     rows, columns = c.dq_shape
     dq = "dQ^T = K^T dS^T" if c.dq_transposed else "dQ = dS K"
     meanwhile = "; dV and dK are done before dQ starts" if c.drains else "; dK runs on while dQ is staged"
@@ -180,6 +181,7 @@ def _plan(p: BackwardPlan, deterministic: bool) -> Iterator[str]:
         + f"; stages of Q {mem.q_stages}, dO {mem.do_stages}, dS {mem.ds_stages}, "
         + (f"dQ {mem.dq_stages}" if mem.dq_stages else "dQ none (added from registers)")
         + (f", P {mem.p_stages}" if mem.p_stages else "")
+        + (f"; rows of Q and dO of {mem.q_columns} and {mem.do_columns} columns" if wide else "")
     )
     sums = (
         f"dK or dV {max(c.head_dim_qk_padded, c.head_dim_v_padded) // 2}"

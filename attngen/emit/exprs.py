@@ -14,7 +14,7 @@ from attngen.ir.score import SCALE
 from attngen.ir.types import Type
 
 _WORDS = """
-COLUMNS_QK COLUMNS_V STEPS_QK mma_rows thr_rows
+COLUMNS_QK COLUMNS_V STEPS_QK mma_rows mma_rows_q mma_rows_do thr_rows thr_rows_q thr_rows_do
 ELEMENT ELEMENT_BYTES HEAD_DIM_QK HEAD_DIM_V LOWEST NEG_INF Ring SharedStorage SimpleNamespace SmemAllocator a absolute
 arith as_tensor at atom b bars bars_kv batch bounds c columns copy cpasync cuda cute cutlass d device dim dims e
 epilogue exp exp2 extent floor floor_div floor_mod fma full_min gemm group_heads h h_kv heads heads_kv heads_q hint i

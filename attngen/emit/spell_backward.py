@@ -42,6 +42,11 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
     common["has_packed"] |= bool(captured.packed)
     return BackwardView(
         **common,
+        pads_rows=(pads := plan_set.pads_rows),
+        row_q="self.plan.q_columns" if pads else "HEAD_DIM_QK",
+        row_do="self.plan.do_columns" if pads else "HEAD_DIM_V",
+        thr_q="thr_rows_q" if pads else "thr_dk",
+        thr_do="thr_rows_do" if pads else "thr_dv",
         pads_k_steps=False,
         k_steps="cute.size(a, mode=[2])",
         docstring=backward_docstring(plan_set, outputs),
@@ -138,6 +143,8 @@ def _tile(p: BackwardPlan) -> BackwardTile:
         warpgroups=p.compute.warpgroups,
         q_stages=p.memory.q_stages,
         do_stages=p.memory.do_stages,
+        q_columns=p.memory.q_columns,
+        do_columns=p.memory.do_columns,
         dq_stages=p.memory.dq_stages,
         dq_transposed=p.compute.dq_transposed,
         drains=p.compute.drains,

@@ -44,6 +44,8 @@ class BackwardTile:
     warpgroups: int
     q_stages: int
     do_stages: int
+    q_columns: int
+    do_columns: int
     dq_stages: int
     dq_transposed: bool
     drains: bool
@@ -58,6 +60,13 @@ class BackwardView(CommonView):
     """Everything the backward's templates read. `has_sink`: the gradient of each row's sink is asked for."""
 
     plans: tuple[BackwardTile, ...]
+    #: Rows of Q and dO in shared memory may be wider than products; their columns, and the slices of a thread of the
+    #: TiledMma that see a whole row.
+    pads_rows: bool
+    row_q: str
+    row_do: str
+    thr_q: str
+    thr_do: str
     deterministic: bool
     counts_turns: bool
     counter_words: int

@@ -108,6 +108,19 @@ class BackwardMemory(Node):
     #: fp32 words of workspace for each query tile of each head: dQ sums, LSE, D, and turns where deterministic.
     workspace_per_tile: int
 
+    @property
+    def q_columns(self) -> int:
+        """Columns of a row of Q in shared memory; TMA fills those past the head dim with zeros."""
+        return self._columns("sQ")
+
+    @property
+    def do_columns(self) -> int:
+        """Columns of a row of dO."""
+        return self._columns("sdO")
+
+    def _columns(self, name: str) -> int:
+        return next(b.shape[1] for b in self.buffers if b.name == name)
+
 
 class BackwardSchedule(SchedulePlan):
     """Roles and ledger, and which KV tile a CTA takes.
@@ -201,6 +214,12 @@ class BackwardPlanSet(Node):
     def long_plan(self) -> BackwardPlan:
         """The one that serves every length above the limits."""
         return self.plans[-1]
+
+    @property
+    def pads_rows(self) -> bool:
+        """Whether rows of Q or dO in shared memory are wider than products, in any plan."""
+        extents = ((p.memory, p.compute) for p in self.plans)
+        return any(m.q_columns > c.head_dim_qk_padded or m.do_columns > c.head_dim_v_padded for m, c in extents)
 
     def index(self, seqlen_q: int, seqlen_kv: int) -> int:
         """Which plan serves these lengths."""

@@ -95,6 +95,9 @@ def _memory(plan: BackwardPlan) -> Iterator[Check]:
     shapes = _shapes(plan)
     found = {b.name: b.shape for b in m.buffers}
     yield found == shapes, f"memory: buffers {found}, the roles use {shapes}"
+    for name, extent, columns in (("Q", c.head_dim_qk_padded, m.q_columns), ("dO", c.head_dim_v_padded, m.do_columns)):
+        whole = columns == extent or (columns > extent and columns % 32 == 0)
+        yield whole, f"memory: rows of {name} of {columns} columns for {extent}"
     for b in m.buffers:
         size = {"sdQ": 4, "sP": m.p_bytes}.get(b.name, 2) * prod(b.shape)
         yield size <= b.bytes < size + 1024, f"memory: {b.name} takes {size} bytes, has {b.bytes}"
@@ -135,8 +138,8 @@ def _shapes(plan: BackwardPlan) -> dict[str, tuple[int, ...]]:
     own: dict[str, tuple[int, ...]] = {
         "sK": (c.keys, qk, 1),
         "sV": (c.keys, v, 1),
-        "sQ": (c.tile_m, qk, m.q_stages),
-        "sdO": (c.tile_m, v, m.do_stages),
+        "sQ": (c.tile_m, m.q_columns, m.q_stages),
+        "sdO": (c.tile_m, m.do_columns, m.do_stages),
     }
     if c.splits_operands:
         return own | {
@@ -199,7 +202,8 @@ def _ledger(plan: BackwardPlan) -> Iterator[Check]:
     buffers = {"k": "sK", "v": "sV", "walk": "walks", "q": "sQ", "do": "sdO", "ds": "sdS", "p": "sP", "dq": "sdQ"}
     buffers |= {"peer_k": "sPeerK", "ticket": "ticket"}
     qk, v, statistics = 2 * c.head_dim_qk_padded, 2 * c.head_dim_v_padded, 4 * c.tile_m
-    landing = {"k": c.keys * qk, "v": c.keys * v, "q": c.tile_m * qk + statistics, "do": c.tile_m * v + statistics}
+    landing = {"k": c.keys * qk, "v": c.keys * v}
+    landing |= {"q": 2 * c.tile_m * m.q_columns + statistics, "do": 2 * c.tile_m * m.do_columns + statistics}
     landing |= {"peer_k": c.keys * qk // 2, "ticket": 4, "ds": c.keys * c.tile_m * 2} if splits else {}
     for p in plan.schedule.pipelines:
         if p.name in stages:

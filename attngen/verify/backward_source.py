@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from attngen.ir.backward import LEAST_SHARE, BackwardPlan, BackwardPlanSet
-from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType
 from attngen.source import parse_python
 from attngen.verify.backward_ledger import CONSUMER_WARPS, event, kernel_path, ledger_faults
@@ -139,14 +138,14 @@ def _numbers(tree: ast.Module, plan_set: BackwardPlanSet) -> Iterator[str]:
     if len(calls) != len(plan_set.plans):
         yield f"PLANS has {len(calls)} entries, the plan {len(plan_set.plans)}"
     for i, (call, p) in enumerate(zip(calls, plan_set.plans, strict=False)):
-        stated, planned = {k.arg or "**": _literal(k.value) for k in call.keywords}, _tile(p, plan_set.spec)
+        stated, planned = {k.arg or "**": _literal(k.value) for k in call.keywords}, _tile(p, plan_set)
         for field in sorted(stated.keys() | planned.keys()):
             if stated.get(field) != planned.get(field):
                 yield f"PLANS[{i}].{field} is {stated.get(field)}, the plan says {planned.get(field)}"
     yield from _meta(_literal(values["ATTN_META"]) if "ATTN_META" in values else None, plan_set)
 
 
-def _tile(p: BackwardPlan, spec: AttentionSpec) -> dict[str, Any]:
+def _tile(p: BackwardPlan, plan_set: BackwardPlanSet) -> dict[str, Any]:
     """Fields of one entry of PLANS."""
     c, m = p.compute, p.memory
     own = {
@@ -161,8 +160,9 @@ def _tile(p: BackwardPlan, spec: AttentionSpec) -> dict[str, Any]:
         "warpgroups": c.warpgroups,
         "q_stages": m.q_stages,
         "do_stages": m.do_stages,
+        **({"q_columns": m.q_columns, "do_columns": m.do_columns} if plan_set.pads_rows else {}),
         **own,
-        **({} if spec.layout.is_ragged else {"grouped": p.schedule.grouped}),
+        **({} if plan_set.spec.layout.is_ragged else {"grouped": p.schedule.grouped}),
         "producer_registers": p.schedule.roles[0].registers,
         "consumer_registers": p.schedule.roles[-1].registers,
     }

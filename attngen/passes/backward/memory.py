@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from math import prod
 
 from attngen.ir.backward import BackwardCompute, BackwardMemory
 from attngen.ir.plan import Buffer
 from attngen.passes.backward.compute import fragment_registers
 from attngen.passes.base import Reject
-from attngen.passes.memory import aligned
+from attngen.passes.memory import aligned, row_columns
 from attngen.targets import sm90
 
 Q_STAGES = DS_STAGES = WALK_STAGES = 2
@@ -38,18 +39,21 @@ def plan_memory(c: BackwardCompute, exact_p: bool = False) -> BackwardMemory | R
     Rewrite   (tiles, head dims) -> sK, sV, sQ[2], sdO[2], sdS[2], and sdQ[2 or 1]; or, where the warpgroups split the
               operands and dQ leaves from registers, sPeerK (half of the columns of the other CTA's keys), sdO[2 or 1],
               sdS[2] of the keys of both CTAs, and sP[2 or 1]
-    Keeps     1024-byte alignment of every tile (128-byte swizzle); dK and dV leave through the bytes of K and V
+    Keeps     1024-byte alignment of every tile (128-byte swizzle); dK and dV leave through the bytes of K and V; rows of
+              Q and dO, which every step loads, of whole swizzles of at least 64 bytes where that costs no stage
     Rejects   tiles that do not fit with one stage of the last
     """
     qk, v, m, two = c.head_dim_qk_padded, c.head_dim_v_padded, c.tile_m, 2
     p_bytes = 4 if exact_p else 2
     found: BackwardMemory | Reject
-    for do_stages, stages in ((2, 2), (2, 1), (1, 2), (1, 1)) if c.splits_operands else ((2, 2), (2, 1)):
+    rows = dict.fromkeys(((row_columns(qk), row_columns(v)), (qk, v)))  # of each step: few boxes, where they fit
+    stages_of = ((2, 2), (2, 1), (1, 2), (1, 1)) if c.splits_operands else ((2, 2), (2, 1))
+    for (do_stages, stages), (q_columns, do_columns) in product(stages_of, rows):
         shapes = [
             ("sK", two, (c.keys, qk, 1)),
             ("sV", two, (c.keys, v, 1)),
-            ("sQ", two, (m, qk, Q_STAGES)),
-            ("sdO", two, (m, v, do_stages)),
+            ("sQ", two, (m, q_columns, Q_STAGES)),
+            ("sdO", two, (m, do_columns, do_stages)),
         ]
         if c.splits_operands:
             shapes += [

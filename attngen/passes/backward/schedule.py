@@ -29,7 +29,7 @@ def plan_schedule(
     n, statistics = c.warpgroups, 4 * c.tile_m
     producer, consumer = sm90.REGISTERS[n]
     k_bytes, v_bytes = c.keys * c.head_dim_qk_padded * 2, c.keys * c.head_dim_v_padded * 2
-    q_bytes, do_bytes = c.tile_m * c.head_dim_qk_padded * 2, c.tile_m * c.head_dim_v_padded * 2
+    q_bytes, do_bytes = c.tile_m * memory.q_columns * 2, c.tile_m * memory.do_columns * 2
 
     def pipeline(
         name: str, buffer: str, stages: int, stage_bytes: int, full: int, empty: int, ends: tuple[str, str]
