@@ -56,8 +56,12 @@ CORRUPTIONS: dict[str, tuple[str, Corrupt, str]] = {
     ),
     "padding": ("plain", section("compute", head_dim_qk_padded=160), "compute: head_dim_qk 128 is padded to 160"),
     "padding below": ("plain", section("compute", head_dim_v_padded=112), "compute: head_dim_v 128 is padded to 112"),
-    "row of no swizzle": ("plain", item("memory", "buffers", "sQ", shape=(80, 144, 2)), "memory: rows of Q of 144 columns"),
-    "row too narrow": ("plain", item("memory", "buffers", "sdO", shape=(80, 96, 2)), "memory: rows of dO of 96 columns"),
+    "row of no swizzle": (
+        "plain", item("memory", "buffers", "sQ", shape=(80, 144, 2)), "memory: rows of Q of 144 columns for 128"
+    ),
+    "row too narrow": (
+        "plain", item("memory", "buffers", "sdO", shape=(80, 96, 2)), "memory: rows of dO of 96 columns for 128"
+    ),
     "smem limit": ("plain", section("memory", smem_limit=64 * 1024), "memory: 231424 bytes of 65536"),
     "smem over": ("plain", section("memory", smem_bytes=240_000), "memory: 240000 bytes of 232448"),
     "smem total": ("plain", section("memory", smem_bytes=228_352), "memory: buffers take"),

@@ -62,7 +62,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[KernelPlan], KernelPlan], str]] = {
     "buffer alignment": (item("memory", "buffers", "sV", bytes=65552), "memory: a buffer breaks 1024-byte alignment"),
     "buffer shape": (item("memory", "buffers", "sQ", shape=(64, 128, 3)), "memory: sQ has shape (64, 128, 3)"),
     "row of no swizzle": (item("memory", "buffers", "sV", shape=(128, 144, 2)), "memory: rows of 144 columns"),
-    "row too narrow": (item("memory", "buffers", "sK", shape=(128, 96, 2)), "memory: rows of 96 columns for head_dim_qk"),
+    "row too narrow": (item("memory", "buffers", "sK", shape=(128, 96, 2)), "memory: rows of 96 columns for head_dim"),
     "buffer lost": (drop("memory", "buffers"), "memory: buffers ['sK', 'sO', 'sQ']"),
     "buffer alias": (item("memory", "buffers", "sO", alias_of="sK"), "memory: sO lives in sK, o_in_q is False"),
     "alias of nothing": (item("memory", "buffers", "sO", alias_of="sX"), "does not fit in sX"),

@@ -1,4 +1,4 @@
-"""Rows that are wider in shared memory than their head dim: what lies past it is zero, and is neither summed nor stored."""
+"""Rows that are wider in shared memory than their head dim: what lies past it is neither summed nor stored."""
 
 from __future__ import annotations
 

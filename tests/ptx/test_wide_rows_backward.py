@@ -1,4 +1,4 @@
-"""Rows of Q and dO that are wider in shared memory than their head dim: what lies past it is zero, and is not summed."""
+"""Rows of Q and dO that are wider in shared memory than their head dim: what lies past it is not summed."""
 
 from __future__ import annotations
 

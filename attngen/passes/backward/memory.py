@@ -39,8 +39,8 @@ def plan_memory(c: BackwardCompute, exact_p: bool = False) -> BackwardMemory | R
     Rewrite   (tiles, head dims) -> sK, sV, sQ[2], sdO[2], sdS[2], and sdQ[2 or 1]; or, where the warpgroups split the
               operands and dQ leaves from registers, sPeerK (half of the columns of the other CTA's keys), sdO[2 or 1],
               sdS[2] of the keys of both CTAs, and sP[2 or 1]
-    Keeps     1024-byte alignment of every tile (128-byte swizzle); dK and dV leave through the bytes of K and V; rows of
-              Q and dO, which every step loads, of whole swizzles of at least 64 bytes where that costs no stage
+    Keeps     1024-byte alignment of every tile (128-byte swizzle); dK and dV leave through the bytes of K and V; rows
+              of Q and dO, which every step loads, of whole swizzles of at least 64 bytes where that costs no stage
     Rejects   tiles that do not fit with one stage of the last
     """
     qk, v, m, two = c.head_dim_qk_padded, c.head_dim_v_padded, c.tile_m, 2
