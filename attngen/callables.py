@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attngen import generate
 from attngen.diag.diagnostic import AttnError
 from attngen.ir.spec import AttentionSpec
+from attngen.ir.types import Layout
 from attngen.jit import device
 from attngen.settings import settings
 from attngen.source import KernelSource
@@ -30,6 +31,7 @@ def callable_of(
     """The attention of a spec: by one kernel or several, behind a front where a call's arguments are others; without a
     kernel for what it means, the reference, unless a GPU waits for a kernel.
     """
+    from attngen.jit.composed import front
     from attngen.jit.identity import portable_json
     from attngen.passes.parts import is_composed, kernel_spec, parts
     from attngen.passes.selected import is_selected
@@ -50,7 +52,9 @@ def callable_of(
     if is_selected(spec):
         from attngen.jit.selected import SelectedAttention
 
-        return SelectedAttention(spec, _attention(kernel_spec(spec), target, cache, progress), recipe)
+        three = spec.replace(layout=Layout.BSHD) if spec.layout is Layout.PACKED_QKV else spec
+        selected = SelectedAttention(three, _attention(kernel_spec(spec), target, cache, progress), recipe)
+        return selected if three is spec else front(spec, selected, recipe)
     whole = kernel_spec(spec)
     if whole is spec and not is_composed(spec):
         return _attention(spec, target, cache, progress)
@@ -62,8 +66,6 @@ def callable_of(
         inner = SeveralAttention(whole, kernels, recipe, lambda s: _attention(s, target, cache, progress))
     if whole is spec:
         return inner
-    from attngen.jit.composed import front
-
     return front(spec, inner, recipe)
 
 

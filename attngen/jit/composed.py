@@ -15,10 +15,11 @@ from attngen.jit.kernel import Attention
 from attngen.jit.recipe import Made, Recipe
 
 if TYPE_CHECKING:
+    from attngen.jit.selected import SelectedAttention
     from attngen.jit.several import SeveralAttention
 
 #: What a front is a front of.
-Inner = Union["Attention", "SeveralAttention"]
+Inner = Union["Attention", "SeveralAttention", "SelectedAttention"]
 
 
 class Composed(Made):

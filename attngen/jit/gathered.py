@@ -79,10 +79,12 @@ def gathered(
     lists: Tensor,
     named: dict[str, Any],
     kept: ListTables | None = None,
+    *,
+    into: bool = True,
 ) -> Gathered:
     """The call of `selected_spec(spec)` that a call is, `spec` in layout bshd or a ragged one.
 
-    `named`: params, captured tensors and lengths; `kept`: the caller's handle.
+    `named`: params, captured tensors and lengths; `kept`: the caller's handle; `into`: the kernel may take memory of O.
     """
     sparse = spec.block_sparse
     assert sparse is not None
@@ -97,7 +99,7 @@ def gathered(
     view = whole = out = None
     if keys.blocks is None and not learns(q, k, v, *(x for x in named.values() if isinstance(x, Tensor))):
         view = _view_of_blocks(q, rows, hkv, group, packed)
-        if view is not None:
+        if into and view is not None:
             dtype = q.dtype if spec.out_dtype is None else TORCH_DTYPE[spec.out_dtype]
             whole = torch.empty((*shape[:-1], spec.head_dim_v), dtype=dtype, device=q.device)
             out = _view_of_blocks(whole, rows, hkv, group, packed)

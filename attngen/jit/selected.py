@@ -35,7 +35,8 @@ _REMEMBERED = 256
 class SelectedAttention(Made):
     """Attention over listed keys, as `block_sparse { q = …, kv = …, lists = given }` says it where q or kv is 1.
 
-    `attn(q, k, v, blocks=lists, **keywords)` takes the other arguments of `Attention`, `out` and `lse` apart.
+    `attn(q, k, v, blocks=lists, **keywords)` takes the other arguments of `Attention`, `out` and `lse` apart, and of a
+    spec with a max logit `return_max_logit`.
     `blocks`: int32 or int64 (batch or 1, heads_kv or 1, blocks_q, n): for each block of q rows the numbers of the
     blocks of kv keys that it sees, in any order; -1 fills a list up. A number outside the keys counts as none, one that
     stands twice as one; with `check=True` both are errors. A row attends to the listed keys that the mask keeps.
@@ -115,6 +116,7 @@ class SelectedAttention(Made):
         *,
         blocks: Any = None,
         return_lse: bool = False,
+        return_max_logit: bool = False,
         scale: float | None = None,
         check: bool = False,
         **named: Any,
@@ -136,13 +138,17 @@ class SelectedAttention(Made):
                     self._fitted.add(kind)
         if check:
             self._check(q, k, v, blocks, named)
-        call = gathered(self._plain, q, k, v, blocks, named, kept)
+        if return_max_logit and not self.spec.max_logit:
+            self._binder.unknown("return_max_logit")
+        call = gathered(self._plain, q, k, v, blocks, named, kept, into=not return_max_logit)
         own = {n: x for n, x in call.named.items() if n in self._read}
         own |= {} if kept is None or not self.inner.keeps_tables else {NAME: kept.tables}
-        found = self.inner(call.q, call.k, call.v, return_lse=return_lse, scale=scale, out=call.out, **own)
-        o = call.o(found[0] if return_lse else found)
+        own |= {"return_max_logit": True} if return_max_logit else {"out": call.out}
+        found = self.inner(call.q, call.k, call.v, return_lse=return_lse, scale=scale, **own)
+        o, *rows = found if return_lse or return_max_logit else (found,)
+        o = call.o(o)
         o = (o.transpose(1, 2) if self._bhsd else o).contiguous()
-        return (o, call.lse(found[1]).contiguous()) if return_lse else o
+        return (o, *(call.lse(x).contiguous() for x in rows)) if rows else o
 
     def _fits(self, q: Any, k: Any, v: Any, blocks: Any, named: dict[str, Any]) -> None:
         """What the kernel behind it would find out too late, or say of tensors that the caller never saw.

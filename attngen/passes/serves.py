@@ -134,9 +134,9 @@ def _of_lists(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
     yield from _taken(spec, OWN_NAMES, "a kernel over listed keys has")
     if spec.branches or spec.segments:
         yield f"{what} with {'branches' if spec.branches else 'KV segments'}", span, "use blocks of both, 64 x 64 say"
-    if spec.layout in (Layout.PACKED_QKV, Layout.PAGED):
-        yield f"{what} in layout {spec.layout}", spec.span or span, "use layout = bshd, bhsd, varlen or padded"
-    if spec.max_logit:
-        yield f"the max-logit output of {what}", span, "leave it out"
+    if spec.layout is Layout.PAGED:
+        yield f"{what} in layout {spec.layout}", spec.span or span, "use another layout"
+    if spec.layout is Layout.PACKED_QKV:
+        yield from _of_views(spec)
     if spec.v_view_start is not None:
         yield f"{what} with V as a view of K", spec.span or span, "pass v: a slice of k, gathered beside it"

@@ -19,6 +19,30 @@ from attngen.syntax import load_spec
 pytestmark = pytest.mark.dsl
 
 
+def test_largest_scores() -> None:
+    """Of the listed keys that a row keeps, by a kernel whose rows are query heads too."""
+    head = "attn 1\nattention listed {\n  head_dim = 64\n  output { max_logit = true }\n  mask = kv_idx <= q_pos"
+    spec = load_spec(f"{head}\n  block_sparse {{ q = 4, kv = 1, lists = given }}\n}}\n")
+    mapped = load_spec(
+        f"{head} and seen[b, h_kv, q_idx // 4, kv_idx]\n  tensor seen: bool[batch, heads_kv, n, m]\n}}\n"
+    )
+    g = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, n, h, 64, generator=g).bfloat16() for n, h in ((12, 6), (90, 2), (90, 2)))
+    lists = torch.randint(-1, 90, (1, 2, 3, 40), generator=g)
+    call = gathered(spec, query, key, value, lists, {})
+    inner = selected_spec(spec)
+    module, _ = compile_spec(inner)
+    top = torch.full((3, 2, 12), torch.nan)
+    _, lse, report = attngen_call(
+        module, 0, call.q.contiguous(), call.k, call.v, params=tuple(call.named[n] for n in SIZES),
+        tensors=(call.named["picked"],), further={"max_logit": top},
+    )  # fmt: skip
+    assert not report.faults
+    seen = torch.zeros(1, 2, 3, 91, dtype=torch.bool).scatter_(-1, torch.where(lists < 0, 90, lists), True)[..., :90]
+    exact = dense.attention(mapped, query.double(), key.double(), value.double(), {}, {"seen": seen})
+    assert (call.lse(top) - exact.max_logit).abs().max() < 2e-3 and (call.lse(lse) - exact.lse).abs().max() < 2e-3
+
+
 def specs(q: int, kv: int) -> tuple[AttentionSpec, AttentionSpec]:
     """By lists, and by a dense map of the same."""
     head = "attn 1\nattention listed {\n  head_dim = 64\n"

@@ -101,6 +101,47 @@ def test_values_and_gradients(q: int, kv: int, heads_kv: int, lead: tuple[int, i
         assert (x.grad - e.grad).norm() < 1e-2 * e.grad.norm()
 
 
+@pytest.mark.parametrize(("q", "kv", "rows"), [(8, 1, 37), (8, 1, 40), (1, 8, 37)])
+def test_max_logit(q: int, kv: int, rows: int) -> None:
+    """The largest kept score of the listed keys, -inf where a row keeps none; with and without LSE."""
+    attn: Any = attngen.build(listed(RICH, q, kv, "  output { max_logit = true }\n"))
+    spec = mapped(RICH, q, kv).replace(max_logit=True)
+    count = -(-53 // kv)
+    lists = torch.randint(-1, count + 2, (2, 2, -(-rows // q), 9), dtype=torch.int32)
+    lists[:, :, 0] = -1
+    query, key, value = (torch.randn(2, n, h, 64).to(BF16) for n, h in ((rows, 4), (53, 2), (53, 2)))
+    given = {"bias": torch.randn(2, 4, rows, 53), "sinks": torch.randn(4), "row": torch.randn(2, rows)}
+    exact = dense.attention(spec, query, key, value, {}, {**given, "seen": map_of(lists, count)})
+    o, lse, top = attn(query, key, value, blocks=lists, **given, return_lse=True, return_max_logit=True)
+    assert torch.equal(top.isinf(), exact.max_logit.isinf()) and top.isinf().any() and top.dtype is torch.float32
+    assert torch.where(top.isinf(), 0.0, top - exact.max_logit).abs().max() < 1e-4
+    assert (o - exact.o).abs().max() < 2e-2 and (lse - exact.lse).abs().max() < 1e-5
+    alone, again = attn(query, key, value, blocks=lists, **given, return_max_logit=True)
+    assert torch.equal(again, top) and torch.equal(alone, o)
+    assert torch.equal(attn(query, key, value, blocks=lists, **given), o)
+    with pytest.raises(AttnError, match="return_max_logit"):
+        attngen.build(listed(PLAIN, q, kv))(query, key, value, blocks=lists, return_max_logit=True)
+
+
+def test_one_qkv() -> None:
+    """Slices of one tensor, and one gradient of it; query heads as many as KV heads, and more."""
+    attn: Any = attngen.build(listed(PLAIN, 8, 1, "  layout = packed_qkv\n"))
+    three: Any = attngen.build(listed(PLAIN, 8, 1))
+    lists = torch.randint(-1, 55, (2, 1, 7, 9))
+    for shape, heads_q in (((2, 53, 3, 2, 64), None), ((2, 53, 8, 64), 4)):
+        qkv = random(*shape)
+        own = qkv.detach().clone().requires_grad_()
+        o, lse = attn(qkv, heads_q=heads_q, blocks=lists, return_lse=True)
+        parts = own.unbind(2) if heads_q is None else own.split((4, 2, 2), 2)
+        want, rows = three(*parts, blocks=lists, return_lse=True)
+        assert torch.equal(o, want) and torch.equal(lse, rows)
+        loss = [(x.double() * torch.linspace(-1, 1, x.numel()).view(x.shape)).sum() for x in (o, want)]
+        (found,), (wanted,) = (torch.autograd.grad(x, y) for x, y in zip(loss, (qkv, own), strict=True))
+        assert found.shape == qkv.shape and torch.equal(found, wanted)
+    again = pickle.loads(pickle.dumps(attn))
+    assert torch.equal(again(qkv, heads_q=4, blocks=lists), o) and "listed" in repr(again)
+
+
 def test_rows_without_keys() -> None:
     attn = attngen.build(listed(PLAIN, 16, 1, "  backward { deterministic = true }\n"))
     q, k, v = (random(1, n, 2, 64) for n in (20, 30, 30))
@@ -180,7 +221,7 @@ def test_lists_that_are_refused(blocks: Any, code: str, words: str) -> None:
     ("more", "words"),
     [
         ("  layout = paged\n", "in layout paged"),
-        ("  layout = packed_qkv\n", "in layout packed_qkv"),
+        ("  layout = packed_qkv\n  v = k[0:64]\n", "packed_qkv with V as a view of K"),
         ("  v = k[0:64]\n", "with V as a view of K"),
         ("  segment past {\n  }\n", "with KV segments"),
     ],
