@@ -17,7 +17,7 @@ from attngen.diag.diagnostic import error
 from attngen.ir.plan import KernelPlan, PlanSet
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
-from attngen.jit import autograd, contract, ops
+from attngen.jit import autograd, calls, contract, ops
 from attngen.jit.cache import KernelCache
 from attngen.jit.device import has_gpu
 from attngen.jit.identity import handle_of
@@ -29,7 +29,6 @@ from attngen.jit.modes import (
     forward_ad,
     functorch_level,
     grad_enabled,
-    is_dual,
     is_dynamo,
 )
 from attngen.jit.named import TORCH_DTYPE
@@ -45,7 +44,6 @@ from attngen.passes.packing import unpackable
 from attngen.source import KernelSource
 
 _Tensor = torch.Tensor
-_AUTOCAST = ("cpu", "cuda")
 
 
 class Attention(Made):
@@ -112,10 +110,9 @@ class Attention(Made):
         self._bind = self.binder.bind
         self._launch = self.launcher.launch
         self._ready_on = self.launcher.ready
-        self._learned = self.backward.learned
-        self._unlearned = tuple(t.name for t in spec.tensors if not t.grad)
+        self.unlearned = tuple(t.name for t in spec.tensors if not t.grad)
         # Dynamo traces no AttnError: what it may have to say is written beforehand.
-        self.lost_texts = {name: str(autograd.lost_gradient(spec.name, name)) for name in self._unlearned}
+        self.lost_texts = {name: str(autograd.lost_gradient(spec.name, name)) for name in self.unlearned}
         self.given_text = str(autograd.given_output(spec.name))
         ops.register(self)
 
@@ -235,80 +232,16 @@ class Attention(Made):
                 or forward_ad._current_level >= 0
                 or (ready := self._ready_on.get(q.get_device())) is None
             ):
-                return self._general(q, k, v, return_lse, out, lse, scale, check, named)
+                return calls.general(self, q, k, v, return_lse, out, lse, scale, check, named)
             if grad_enabled() and (
-                q.requires_grad or k.requires_grad or v.requires_grad or (named and self._needs_grad(named))
+                q.requires_grad or k.requires_grad or v.requires_grad or (named and self.needs_grad(named))
             ):
-                return self._differentiable(ready, q, k, v, named, scale, out, lse, return_lse)
+                return calls.differentiable(self, ready, q, k, v, named, scale, out, lse, return_lse)
             tail = () if self._bare and not named else self._bind(named, q, k)
             return self._launch(ready, q, k, v, tail, scale, out, lse, return_lse)
         except (AttributeError, IndexError, TypeError, ValueError):  # not the tensors that the path takes for granted
-            contract.validate(self.spec, q, k, v, self._given_tensors(named), out, lse)
+            contract.validate(self.spec, q, k, v, self.given_tensors(named), out, lse)
             raise
-
-    def _general(
-        self,
-        q: Any,
-        k: Any,
-        v: Any,
-        return_lse: bool,
-        out: Any,
-        lse: Any,
-        scale: Any,
-        check: bool,
-        named: dict[str, Any],
-    ) -> Any:
-        """Calls that are not a plain eager call on a GPU that is ready."""
-        if is_dynamo():  # traced by itself, after a graph break in `__call__`
-            return traced(self, q, k, v, return_lse, out, lse, scale, named)
-        if not all(isinstance(x, torch.Tensor) for x in (q, k, v)):
-            contract.validate(self.spec, q, k, v, self._given_tensors(named), out, lse)
-        if functorch_level() is not None or is_dual(q, k, v, *self._given_tensors(named).values()):
-            raise autograd.transformed(self.spec.name)
-        device = q.device.type
-        if device in _AUTOCAST and torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-            q, k, v = (x.to(dtype) if x.is_floating_point() and x.dtype != dtype else x for x in (q, k, v))
-        attention = self.in_dtype(q.dtype)
-        if attention is not self:
-            return attention(q, k, v, return_lse=return_lse, out=out, lse=lse, scale=scale, check=check, **named)
-        plain = not (dispatch_modes() or type(q) not in (_Tensor, torch.nn.Parameter) or device == "meta")
-        if grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or self._needs_grad(named)):
-            if not plain:
-                return traced(self, q, k, v, return_lse, out, lse, scale, named)
-            if check:
-                self._bound(q, k, v, named, out, lse, check)
-            ready = self.ready(q.device.index) if device == "cuda" else None
-            return self._differentiable(ready, q, k, v, named, scale, out, lse, return_lse)
-        if not plain:
-            return traced(self, q, k, v, return_lse, out, lse, scale, named)
-        return self.run(q, k, v, return_lse, out, lse, scale, check, named)
-
-    def _differentiable(
-        self,
-        ready: Ready | None,
-        q: Any,
-        k: Any,
-        v: Any,
-        named: dict[str, Any],
-        scale: Any,
-        out: Any,
-        lse: Any,
-        return_lse: bool,
-    ) -> Any:
-        """A call on real tensors of this attention's dtype, one of which requires a gradient. `ready` None: no GPU."""
-        if out is not None or lse is not None:
-            raise autograd.given_output(self.spec.name)
-        for name in self._unlearned:
-            if getattr(named.get(name), "requires_grad", False):
-                raise autograd.lost_gradient(self.spec.name, name)
-        if ready is not None:
-            wanted = (q.requires_grad, k.requires_grad, v.requires_grad)
-            if self._learned:
-                wanted += tuple(getattr(named.get(n), "requires_grad", False) for n in self._learned)
-            if wanted not in self.backward.variants:
-                self.backward.prepare(wanted)
-        return autograd.attend(self, ready, q, k, v, named, scale, return_lse)
 
     def run(
         self,
@@ -330,7 +263,7 @@ class Attention(Made):
                 f"`q` is on {q.device}; attention runs on cuda (a kernel) and cpu (the reference)",
                 helps=("move q, k and v to a CUDA GPU or to the CPU",),
             )
-        tail = self._bound(q, k, v, named, out, lse, check)
+        tail = calls.bound(self, q, k, v, named, out, lse, check)
         if device == "cuda":
             return self._launch(self.ready(q.device.index), q, k, v, tail, scale, out, lse, return_lse)
         say_once("cpu", f"`{self.spec.name}` runs the blockwise reference: its tensors are on the CPU")
@@ -338,22 +271,7 @@ class Attention(Made):
 
     def bound(self, q: Any, k: Any, v: Any, named: dict[str, Any], *, check: bool = False) -> tuple[Any, ...]:
         """The named arguments of a call in the kernel's order, checked as no entry point will check them."""
-        return self._bound(q, k, v, named, None, None, check)
-
-    def _bound(self, q: Any, k: Any, v: Any, named: dict[str, Any], out: Any, lse: Any, check: bool) -> tuple[Any, ...]:
-        """The named arguments, bound, and everything checked that no entry point will check."""
-        try:
-            tail = self._bind(named, q, k)
-        except (IndexError, ValueError):  # ranks are wrong: say which
-            contract.validate(self.spec, q, k, v, self._given_tensors(named), out, lse)
-            raise
-        if q.device.type == "cpu" or check:
-            contract.validate(self.spec, q, k, v, self.binder.split(tail)[1], out, lse)
-        if check:
-            from attngen.jit.checks import check_call
-
-            check_call(self.spec, q, k, v, *self.binder.split(tail))
-        return tail
+        return calls.bound(self, q, k, v, named, None, None, check)
 
     def output_shapes(self, q: Any) -> tuple[tuple[Any, ...], torch.dtype, tuple[Any, ...]]:
         """(shape of o, dtype of o, shape of lse) for a q."""
@@ -374,11 +292,13 @@ class Attention(Made):
         """The launcher of this attention's kernel with other row tiles, compiled at the first such call."""
         return self.relatives.sibling(which).launcher
 
-    def _needs_grad(self, named: dict[str, Any]) -> bool:
+    def needs_grad(self, named: dict[str, Any]) -> bool:
+        """Whether a captured tensor requires a gradient."""
         names = self.binder.tensor_names
         return bool(names) and any(getattr(named.get(n), "requires_grad", False) for n in names)
 
-    def _given_tensors(self, named: dict[str, Any]) -> dict[str, Any]:
+    def given_tensors(self, named: dict[str, Any]) -> dict[str, Any]:
+        """Captured tensors by name, None where one is missing."""
         return {name: named.get(name) for name, _ in self.binder.tensors}
 
     def ready(self, index: int) -> Ready:

@@ -13,21 +13,18 @@ from typing import Any
 import torch
 
 from attngen.diag.diagnostic import AttnError, error
-from attngen.ir.expr import Atom
 from attngen.ir.spec import AttentionSpec
-from attngen.ir.types import Layout, Normalizer
-from attngen.jit import autograd, contract
+from attngen.jit import autograd
 from attngen.jit.chained import Chain
 from attngen.jit.kernel import Attention
-from attngen.jit.merge import softmax_weights, weighted_sum
 from attngen.jit.modes import is_dynamo
-from attngen.jit.named import TORCH_DTYPE, Binder, broadcast
+from attngen.jit.named import Binder
 from attngen.jit.ragged import RaggedBinder
 from attngen.jit.recipe import Made, Recipe
-from attngen.jit.rows import RaggedRows, RowValue
 from attngen.jit.segments import check_segments, places_of_keys, segments_of
-from attngen.jit.shapes import Sizes, axes_of, sizes_of
+from attngen.jit.shapes import axes_of
 from attngen.jit.tables import NAME, PartTables, no_handle, nothing_to_keep
+from attngen.jit.together import Together
 from attngen.passes.placed import places_of
 
 
@@ -39,26 +36,6 @@ class _Call:
     k: Any
     v: Any
     lengths: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Values:
-    """Evaluates weights and epilogue in one call. `ragged`: its rows, where sequences have lengths of their own."""
-
-    sizes: Sizes
-    params: Mapping[str, Any]
-    tensors: Mapping[str, Any]
-    device: Any
-    dtype: torch.dtype
-    check: bool
-    ragged: RaggedRows | None
-
-    def __call__(self, of: RowValue, o: Any = None) -> Any:
-        """`of`, of four axes; `o` (batch, heads_q, seqlen_q, head_dim_v)."""
-        return of(
-            self.sizes, self.params, self.tensors, self.device,
-            o=o, check=self.check, dtype=self.dtype, rows=self.ragged,
-        )  # fmt: skip
 
 
 class SeveralAttention(Made):
@@ -89,16 +66,7 @@ class SeveralAttention(Made):
         self.chain = Chain(spec, make)
         self._recipe = recipe
         self._binder = RaggedBinder(spec) if spec.layout.is_ragged else Binder(spec)
-        self._bhsd = spec.layout is Layout.BHSD
-        self._packed = spec.layout is Layout.VARLEN
-        self._weights = [RowValue(spec, b.weight) for b in spec.branches]
-        self._epilogue = None if isinstance(spec.epilogue, Atom) else RowValue(spec, spec.epilogue)
-        after = [*self._weights, *([self._epilogue] if self._epilogue else [])]
-        #: Tensors that are read here, not in a part.
-        self._read = {t.name: t for value in after for t in value.tensors}
-        #: Weights of the parts are shares of one softmax.
-        self._one_softmax = bool(spec.segments) and spec.normalizer is Normalizer.SOFTMAX
-        self._dtype = TORCH_DTYPE[spec.out_dtype] if spec.out_dtype else None
+        self._together = Together(spec, self._binder)
         #: What the kernels over segments of a ragged call read of the call's own keys.
         self._placed = frozenset().union(*(places_of(spec, x) for x in spec.segments))
         #: Parts that keep tables or tile maps by a handle; a tensor or param of that name is the caller's.
@@ -171,7 +139,7 @@ class SeveralAttention(Made):
         if not (is_dynamo() or check or return_max_logit) and self.chain.serves(calls, named, wanted):
             return self._chained(calls, named, handle, scale, out, lse, return_lse)
         # of other normalisers an LSE costs a kernel of its own
-        wants_lse = self._one_softmax or return_lse or lse is not None
+        wants_lse = self._together.one_softmax or return_lse or lse is not None
         keywords = {"return_lse": wants_lse, "scale": scale, "check": check}
         keywords |= {"return_max_logit": True} if return_max_logit else {}
         places = self._places(calls, named, handle, check) if self._placed else {}
@@ -181,27 +149,7 @@ class SeveralAttention(Made):
         ]
         os = [x[0] for x in found] if wants_lse or return_max_logit else found
         lses = [x[1] for x in found] if wants_lse else []
-        needs_sizes = bool(self._read) or self._epilogue is not None or any(w.constant is None for w in self._weights)
-        values = self._values(calls[0], named, check) if needs_sizes else None
-        weights: list[Any] = [1.0] * len(os)
-        rows = None
-        if self.spec.branches:
-            weights = [w.constant if values is None or w.constant is not None else self._rows(values(w)[..., 0])
-                       for w in self._weights]  # fmt: skip
-            rows = torch.stack(lses) if lses else None
-        elif self._one_softmax:
-            weights, rows = softmax_weights(lses)
-        elif lses:
-            rows = softmax_weights(lses)[1]
-        dtype = self._dtype or os[0].dtype
-        o = weighted_sum(os, weights, self._bhsd, None if self._epilogue is not None else dtype)
-        if self._epilogue is not None:
-            assert values is not None
-            heads_first = self._heads_first(o)
-            made = torch.broadcast_to(values(self._epilogue, heads_first), heads_first.shape)
-            o = self._rows(made if self._bhsd else made.transpose(1, 2)).to(dtype).contiguous()
-        if values is not None and values.ragged is not None:  # 0 in rows of no sequence, whatever is read there
-            o = torch.where(self._rows(values.ragged.there.transpose(1, 2)), o, 0)
+        o, rows = self._together(os, lses, calls[0].q, calls[0].k, named, check)
         if out is not None or lse is not None:
             o, rows = self._written(o, rows, out, lse)
         results = (o, *((rows,) if return_lse else ()))
@@ -223,15 +171,6 @@ class SeveralAttention(Made):
         if out is not None or lse is not None:
             o, rows = self._written(o, rows, out, lse)
         return (o, rows) if return_lse else o
-
-    def _rows(self, x: Any) -> Any:
-        """`x` with the axes of this layout: packed rows have none of batch."""
-        return x.squeeze(0) if self._packed else x
-
-    def _heads_first(self, o: Any) -> Any:
-        """An o of the call as (batch, heads_q, seqlen_q, head_dim_v)."""
-        o = o.unsqueeze(0) if self._packed else o
-        return o if self._bhsd else o.transpose(1, 2)
 
     def _calls(self, q: Any, k: Any, v: Any, segments: Any) -> list[_Call]:
         """What each part is called with. Raises: AttnError E0604, E0607."""
@@ -293,7 +232,7 @@ class SeveralAttention(Made):
         for name in named:
             if name not in self._binder.names:
                 self._binder.unknown(name)
-        for name, decl in self._read.items():
+        for name, decl in self._together.reads.items():
             x = named.get(name)
             if x is None:
                 self._binder.missing(name)
@@ -317,38 +256,6 @@ class SeveralAttention(Made):
         except AttnError as fault:
             where = f"in the {'branch' if self.spec.branches else 'part'} `{name}` of `{self.spec.name}`"
             raise AttnError(*(replace(d, notes=(*d.notes, where)) for d in fault.diagnostics)) from fault
-
-    def _values(self, call: _Call, named: Mapping[str, Any], check: bool) -> _Values:
-        """Row values of this call."""
-        q, k, spec = call.q, call.k, self.spec
-        named = self._binder.filled(named, q, k) if isinstance(self._binder, RaggedBinder) else named
-        sizes: Sizes = self._binder.sizes(named, q, k)
-        tensors = {n: named[n] for n in (*self._read, *(t.name for t in spec.lengths))}
-        if not is_dynamo():
-            extents: Sizes = dict(sizes)
-            for name, decl in self._read.items():
-                contract.captured(decl, tensors[name], q, extents)
-        params = {n: kind(named.get(n, decl.default)) for n, kind, decl in self._binder.params}
-        values = _Values(sizes, params, tensors, q.device, torch.promote_types(q.dtype, torch.float32), check, None)
-        if not spec.layout.is_ragged:
-            return values
-        if check:
-            self._check_sequences(q, k, values)
-        return replace(values, check=False, ragged=RaggedRows.of(spec, sizes, params, tensors))
-
-    def _check_sequences(self, q: Any, k: Any, whole: _Values) -> None:
-        """E0650 where weights or the epilogue index a tensor outside its extent in some sequence."""
-        from attngen.ref import ragged
-
-        given = {t.name: broadcast(whole.tensors[t.name], t, whole.sizes) for t in self._read.values()}
-        read = self.spec.replace(tensors=tuple(self._read.values()))
-        for s in ragged.sequences(self.spec, q, k, whole.tensors):
-            own = ragged.one(read, s)
-            rows, keys = (ragged.of_sequence(self.spec, x, s, part) for x, part in ((q, s.rows), (k, s.keys)))
-            values = replace(whole, sizes=sizes_of(own, rows, keys), tensors=ragged.captured(read, s, given))
-            for branch in own.branches:
-                values(RowValue(own, branch.weight))
-            values(RowValue(own, own.epilogue), rows.new_zeros((1, 1, 1, 1), dtype=whole.dtype))
 
     def _written(self, o: Any, rows: Any, out: Any, lse: Any) -> tuple[Any, Any]:
         """The results in the caller's memory."""
