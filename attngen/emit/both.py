@@ -205,7 +205,7 @@ def _renamed(c: Chunk, names: Sequence[str]) -> Chunk:
             body, lead = (re.sub(rf"(?<![\w.]){name}\b", _prefixed(name), x) for x in (body, lead))
         else:
             body = re.sub(rf"(?<![\w.]){name}(?=\()", _prefixed(name), body)
-    body = "\n".join(x for line in body.split("\n") for x in _fitted(line))
+    body, lead = ("\n".join(x for line in text.split("\n") for x in _fitted(line)) for text in (body, lead))
     node = parse_python(body).body[0]
     nodes = list(ast.walk(node))
     named = [n for n in nodes if isinstance(n, ast.Name)]
@@ -223,10 +223,14 @@ def _prefixed(name: str) -> str:
 
 
 def _fitted(line: str) -> list[str]:
-    """A line that a longer name made too long: its comment goes above it, or its last call's arguments below."""
+    """A line that a longer name made too long: its comment goes above it, or its last call's arguments below; a comment
+    goes on in the next line.
+    """
     if len(line) <= LINE_LENGTH:
         return [line]
     indent = line[: len(line) - len(line.lstrip())]
+    if line.lstrip().startswith("# "):
+        return textwrap.wrap(line.strip(), LINE_LENGTH, initial_indent=indent, subsequent_indent=f"{indent}# ")
     code, mark, comment = line.partition("  # ")
     if mark:
         return [f"{indent}# {comment}", code]
