@@ -80,7 +80,7 @@ def roofline(plans: PlanSet, shape: Shape, params: dict[str, Any], tensors: dict
     return Roofline(
         plan.name, total, round(visited), round(masked), cost.mma_cycles * per_tile, cost.exp_cycles * per_tile,
         cost.smem_cycles * per_tile, cost.issue_cycles * per_tile, hbm, size,
-        max(cost.mma_cycles / cost.efficiency * per_tile + rows, hbm),
+        max(cost.cycles * per_tile + rows, hbm),
         4 * words([{"dims": axes_of(t)} for t in tables], extents), max((n.bit_length() for n in searched), default=0),
     )  # fmt: skip
 
@@ -146,7 +146,7 @@ def roofline_backward(
         tensor_bytes=2 * q + 2 * o + 2 * kv + 4 * rows,
         turns=round(visited) * c.warpgroups if plans.deterministic else 0,
         longest=longest if plans.deterministic else 0,
-        estimate_us=max(cost.mma_cycles / cost.efficiency * per_tile, hbm) + around_us,
+        estimate_us=max(cost.cycles * per_tile, hbm) + around_us,
     )
 
 

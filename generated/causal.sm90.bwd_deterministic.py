@@ -115,6 +115,7 @@ ATTN_META = {
             },
         ],
         "limits": [1536],
+        "step_cycles": [3929, 4620],
         "gradients": [],
     },
 }

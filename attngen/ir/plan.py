@@ -202,6 +202,11 @@ class Cost(Node):
     #: Estimated share of the dense MMA rate in the full-tile steady state.
     efficiency: float
 
+    @property
+    def cycles(self) -> float:
+        """Estimated cycles of a full tile in the steady state."""
+        return self.mma_cycles / self.efficiency
+
 
 class KernelPlan(Node):
     """One tile plan."""

@@ -25,6 +25,7 @@ from attngen.jit.shapes import sizes_of
 from attngen.jit.tables import Tables
 from attngen.jit.variants import Make, Variant, Variants, Wanted
 from attngen.passes import few
+from attngen.passes.backward.choose import of_one_wave
 from attngen.passes.epilogue import rewrites_do
 
 _F32 = torch.float32
@@ -157,21 +158,34 @@ class Backward(Variants):
         """The length by which a plan is chosen."""
         return max(sizes["seqlen_q"], sizes["seqlen_kv"])
 
-    def _plan(self, variant: Variant, sizes: dict[str, int], tail: tuple[Any, ...]) -> int:
-        """Which plan serves a call, by its lengths and how far its rows reach; `tail`: its params first."""
+    def _plan(self, variant: Variant, sizes: dict[str, int], tail: tuple[Any, ...], workers: int) -> int:
+        """Which plan serves a call: by lengths and how far rows reach; by the longest walk where KV tiles are few.
+
+        `tail`: the params first; `workers`: KV tiles that are walked at a time.
+        """
         if len(variant.functions) < 2:
             return 0
-        reach = variant.reach
-        if reach is None:
-            return plan_at(variant.limits, self._longest(sizes))
-        rows, keys, params = sizes["seqlen_q"], sizes["seqlen_kv"], [tail[i] for i in reach.places]
-        found = variant.chosen.get(key := (rows, keys, *params))
+        params = [tail[i] for i in variant.reach.places] if variant.reach is not None else []
+        key = (*sizes.values(), workers, *params)
+        found = variant.chosen.get(key)
         if found is None:
-            found = plan_at(variant.limits, few.length_of_plan(rows, keys, reach.keys(params, rows, keys)))
+            length, cycles = self._length(variant, sizes, params), variant.step_cycles
+            tiles, heads = self._tiles(sizes, "seqlen_kv", variant.tile_n), (sizes["heads_q"], sizes["heads_kv"])
+            if cycles and tiles * partial.heads_of_sums(tiles, *heads, workers) <= workers:
+                found = of_one_wave(min(length, sizes["seqlen_q"]), variant.tile_m, cycles)
+            else:
+                found = plan_at(variant.limits, length)
             if len(variant.chosen) >= launch.REMEMBERED:
                 variant.chosen.clear()
             variant.chosen[key] = found
         return found
+
+    def _length(self, variant: Variant, sizes: dict[str, int], params: Sequence[Any]) -> int:
+        """The length that names a plan."""
+        if variant.reach is None:
+            return self._longest(sizes)
+        rows, keys = sizes["seqlen_q"], sizes["seqlen_kv"]
+        return few.length_of_plan(rows, keys, variant.reach.keys(params, rows, keys))
 
     def _launch(
         self,
@@ -191,7 +205,7 @@ class Backward(Variants):
         if launch._current_device() != state.index:
             with torch.cuda.device(state.index):
                 return self._launch(ready, variant, inputs, lse, do, dlse, outputs, scale, sizes, tail, extra)
-        plan = self._plan(variant, sizes, tail)
+        plan = self._plan(variant, sizes, tail, workers // variant.cluster)
         tiles = self._tiles(sizes, "seqlen_q", variant.tile_m[plan])
         elements = sizes["heads_q"] * tiles * variant.workspace[plan] + workers * variant.parts[plan]
         workspace = torch.empty(elements, dtype=_F32, device=state.device)

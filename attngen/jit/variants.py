@@ -52,6 +52,8 @@ class Variant:
     varies: bool
     #: Of the mask's tile map and tables, where it has them.
     workspaces: tuple[Workspace, ...] = ()
+    #: Estimated cycles of a step, where there are several plans.
+    step_cycles: tuple[int, ...] = ()
     #: How far a row reaches, where that may choose a plan; and what it chose.
     reach: Reach | None = None
     chosen: dict[tuple[Any, ...], int] = field(default_factory=dict)
@@ -161,6 +163,7 @@ class Variants:
             workspace=tuple(int(p["workspace_per_tile"]) for p in meta["plans"]),
             parts=tuple(int(p.get("part_words", 0)) for p in meta["plans"]),
             limits=tuple(meta["limits"]),
+            step_cycles=tuple(meta.get("step_cycles", ())),
             rows=rows,
             learned=learned,
             referenced=tuple(n for n in asked if n in reduced),

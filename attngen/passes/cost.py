@@ -72,7 +72,7 @@ def _moving_calls(e: Expr, found: list[str]) -> bool:
 
 def kv_tile_cycles(plan: KernelPlan) -> float:
     """Estimated cycles of one full KV tile in the steady state."""
-    return plan.cost.mma_cycles / plan.cost.efficiency
+    return plan.cost.cycles
 
 
 def row_tile_cycles(plan: KernelPlan) -> float:

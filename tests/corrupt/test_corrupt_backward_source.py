@@ -66,6 +66,7 @@ BROKEN: dict[str, tuple[str, str, str, str]] = {
     ),
     "plan lost": ("even", "PLANS = (\n", "PLANS = (\n    TilePlan(),\n", "PLANS has 2 entries, the plan 1"),
     "limits": ("even", "LIMITS = ()", "LIMITS = (1024,)", "LIMITS is (1024,), the plan says ()"),
+    "other steps": ("plain", "[3929, 4620]", "[4620, 3929]", "ATTN_META states steps of [4620, 3929] cycles"),
     "another limit": ("plain", "LIMITS = (1536,)", "LIMITS = (2048,)", "LIMITS is (2048,), the plan says (1536,)"),
     "head dim": ("captured", "HEAD_DIM_V = 48", "HEAD_DIM_V = 40", "HEAD_DIM_V is 40, the plan says 48"),
     "element": ("captured", "ELEMENT = cutlass.Float16", "ELEMENT = cutlass.BFloat16", "ELEMENT is cutlass.BFloat16"),

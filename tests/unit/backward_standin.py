@@ -39,6 +39,7 @@ def source(
     *,
     plans: int = 1,
     limits: tuple[int, ...] = (),
+    step_cycles: tuple[int, ...] = (),
     body: str = "",
     deterministic: bool = False,
 ) -> KernelSource:
@@ -55,6 +56,7 @@ def source(
                 for i in range(plans)
             ],
             "limits": list(limits),
+            "step_cycles": list(step_cycles),
             "gradients": rows,
         },
         "body_sha256": "0" * 64,

@@ -98,6 +98,26 @@ def test_a_window_takes_the_plan_of_sequences_as_long(attach: Any) -> None:
         assert kernels.made[plan].calls.pop()[10].numel() == 2 * tiles * (WORKSPACE + plan)
 
 
+@pytest.mark.parametrize(
+    ("workers", "rows", "cycles", "plan"),
+    [
+        (132, 64, (100, 130), 1),  # eight KV tiles, one to an SM: four steps of 100 cycles, or two of 130
+        (132, 64, (100, 210), 0),
+        (132, 70, (100, 160), 1),  # five steps or three
+        (132, 70, (100, 170), 0),
+        (7, 64, (100, 130), 0),  # more tiles than SMs: the length decides
+    ],
+)
+def test_few_kv_tiles_end_with_the_longest_walk(
+    attach: Any, workers: int, rows: int, cycles: tuple[int, int], plan: int
+) -> None:
+    attn, kernels = attach(plans=2, limits=(1000,), step_cycles=cycles)
+    attn.launcher.ready[-1] = (attn.launcher.ready[-1][0], workers)
+    (q, k, v), _ = inputs(PLAIN, sq=rows, skv=64)
+    attn(q, k, v).sum().backward()
+    assert [len(f.calls) for f in kernels.made] == [int(i == plan) for i in (0, 1)]
+
+
 def test_only_what_is_wanted_is_computed(attach: Any) -> None:
     attn, kernels = attach(RICH)
     attn.launcher.ready[-1] = (attn.launcher.ready[-1][0], 1)  # SMs: dK and dV do not come in parts

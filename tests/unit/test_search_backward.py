@@ -17,6 +17,7 @@ from attngen.ir.backward import BackwardPlanSet
 from attngen.ir.gradient import GradientKind
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType
+from attngen.passes.backward.choose import of_one_wave
 from attngen.passes.backward.compute import Candidate
 from attngen.plan_text_backward import turn_words
 from attngen.search_backward import candidates, plan_backward
@@ -74,6 +75,14 @@ def test_operands_are_split_only_where_nothing_else_fits() -> None:
         found = plan_backward(written(d, dv))
         split = [p.compute.splits_operands for p in (*found.plans, *found.others)]
         assert not split[0] or all(split), f"{d} {dv}"
+
+
+def test_one_wave_takes_the_plan_whose_longest_walk_ends_first() -> None:
+    """Measured, 8 heads of causal attention: 64 rows a step 1.03 times as fast at 512, 0.97 at 1K and 2K."""
+    found = plan_backward(written(128, 128, MASKS["causal"]))
+    tiles, cycles = [p.compute.tile_m for p in found.plans], [round(p.cost.cycles) for p in found.plans]
+    assert tiles == [64, 80] and [of_one_wave(n, tiles, cycles) for n in (512, 1024, 2048)] == [0, 1, 1]
+    assert emit_backward(found).meta["backward"]["step_cycles"] == cycles
 
 
 def test_every_candidate_is_a_plan_or_has_a_reason() -> None:

@@ -6,11 +6,13 @@ its first and its last one hold of masked rows, or of none, is a large share of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attngen.ir.backward import BackwardPlan
 from attngen.ir.base import Node
 from attngen.ir.forms import MaskForm
 from attngen.ir.spec import AttentionSpec
-from attngen.passes.backward.cost import WALK_CYCLES, step_cycles
+from attngen.passes.backward.cost import WALK_CYCLES
 from attngen.passes.backward.order import tiles_seen
 from attngen.passes.choose import LENGTHS as ALL_LENGTHS
 from attngen.passes.choose import fewest
@@ -29,7 +31,7 @@ def choose(
     into dQ, only where nothing else fits.
     """
     whole = [p for p in served if not p.compute.splits_operands] or served[:1]
-    usual = min(whole, key=lambda p: step_cycles(p) / (p.compute.tile_m * p.compute.tile_n))
+    usual = min(whole, key=lambda p: p.cost.cycles / (p.compute.tile_m * p.compute.tile_n))
     alike = [p for p in whole if skeleton(p) == skeleton(usual)]
     times = [_times(spec, form, p, deterministic) for p in alike]
     if len(alike) == 1 or any(row is None for row in times):
@@ -39,6 +41,14 @@ def choose(
     relative = {i: [t / b for t, b in zip(row, best, strict=True)] for i, row in enumerate(known)}
     plans, limits = fewest(relative, LENGTHS)
     return tuple(alike[i] for i in plans), limits
+
+
+def of_one_wave(rows: int, tile_m: Sequence[int], cycles: Sequence[int]) -> int:
+    """Which plan serves a call whose KV tiles are no more than SMs: it ends with the longest walk, of `rows`, not with
+    the mean one. `tile_m` and `cycles` of a step: of each plan.
+    """
+    times = [-(-rows // m) * step for m, step in zip(tile_m, cycles, strict=True)]
+    return times.index(min(times))
 
 
 def skeleton(p: BackwardPlan) -> tuple[Node | bool | int | str, ...]:
@@ -60,5 +70,5 @@ def _times(spec: AttentionSpec, form: MaskForm, p: BackwardPlan, deterministic: 
         if seen is None:
             return None
         steps = sum(end - first for ranges in seen for first, end in ranges)
-        times.append(steps * step_cycles(p) + -(-length // c.tile_n) * WALK_CYCLES)
+        times.append(steps * p.cost.cycles + -(-length // c.tile_n) * WALK_CYCLES)
     return times

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attngen.ir.backward import BackwardCompute, BackwardPlan
+from attngen.ir.backward import BackwardCompute
 from attngen.ir.expr import Apply, walk
 from attngen.ir.gradient import GradientForm
 from attngen.ir.plan import Cost
@@ -44,8 +44,3 @@ def step_cost(c: BackwardCompute, gradient: GradientForm) -> Cost:
     issue = m * n * (SLOTS + len(calls)) / sm90.ISSUE_PER_CYCLE
     busy = max(mma, smem, exp + issue) * OVERLAP + STEP_CYCLES * c.cluster
     return Cost(mma_cycles=mma, exp_cycles=exp, smem_cycles=smem, issue_cycles=issue, efficiency=mma / busy)
-
-
-def step_cycles(p: BackwardPlan) -> float:
-    """Estimated cycles of one full step."""
-    return p.cost.mma_cycles / p.cost.efficiency
