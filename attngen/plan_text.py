@@ -160,6 +160,7 @@ def _plan(p: KernelPlan) -> Iterator[str]:
         "never": ": weights that no other key moves, no LSE",
         "bounded": f": one reference, 2^{c.reference:.0f}, for all rows",
     }.get(c.rescale.value, "")
+    separate += ", maxima of ints" * (c.maxima.value == "ints")
     yield f"             rescale {c.rescale.value}{separate}" + (", scores element by element" if c.has_score else "")
     parts = [
         name

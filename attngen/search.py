@@ -108,6 +108,7 @@ def choice_of(p: KernelPlan) -> Choice:
         pingpong=p.schedule.pingpong,
         o_in_q=p.memory.o_in_q,
         pairs=p.launch.pairs_ctas,
+        maxima=p.compute.maxima,
     )
 
 
@@ -122,7 +123,9 @@ def plan_choice(spec: AttentionSpec, form: MaskForm, choice: Choice) -> KernelPl
     )
     outcome: KernelPlan | Reject = Reject("compute", "no such tile", 1.0)
     for hoisting in (True, False):
-        candidate = Candidate(warpgroups=choice.tile_m // 64, tile_n=choice.tile_n, hoisting=hoisting)
+        candidate = Candidate(
+            warpgroups=choice.tile_m // 64, tile_n=choice.tile_n, hoisting=hoisting, maxima=choice.maxima
+        )
         outcome = plan_candidate(spec.replace(schedule=hints), form, candidate, choice.o_in_q)
         if isinstance(outcome, KernelPlan):
             break

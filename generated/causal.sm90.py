@@ -48,13 +48,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "causal_fwd_sm_90_60e3f03f",
+    "kernel_id": "causal_fwd_sm_90_5d506770",
     "name": "causal",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "77aa443f2ba40026d5ae10e9108b0ce9e65dbf91987f7e902b75f75f47409910",
-    "body_sha256": "456d8ff2402589a0a2b848ffbbb4166c92e8436da875827ddbb8d220e1a44d1b",
+    "body_sha256": "846702a23bdb9b5d828063ee69a010e69da53ca8533019b160a2ff7c84ce3cac",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -85,8 +85,8 @@ NEG_INF = -float("inf")
 LOWEST = -(2.0**31)  # in log2 units; below it fp32 does not resolve a score, which then counts as -inf
 # In log2 units: a row's reference, which P is relative to, is raised where a score outgrows it by more than GROWTH, to
 # HEADROOM above the row's maximum.
-GROWTH = 32.0
-HEADROOM = 32.0
+GROWTH = 48.0
+HEADROOM = 56.0
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000  # L2 policies of a TMA load: cute's CacheHintSm90
@@ -766,19 +766,29 @@ class AttentionForward:
             odd = cute.arch.fmax(odd, acc_s[2 * row + 4 * j + 1])
         return cute.arch.fmax(even, odd)
 
+    def tile_top(self, w, row):
+        """This thread's largest element of row 0 or 1."""
+        return self.row_max(w.acc_s, row)
+
     def start_rows(self, w, own):
-        """First KV tile: its row maxima are the references."""
+        """First KV tile: references lie HEADROOM above its row maxima."""
         for r in range(2):
-            w.row_ref[r] = cute.arch.fmax(quad_max(own[r]) * w.scale_log2, LOWEST)
+            w.row_ref[r] = cute.arch.fmax(fma(quad_max(own[r]), w.scale_log2, HEADROOM), LOWEST)
+
+    def outgrown(self, w, own):
+        """Whether some row of the warp outgrew its reference by more than GROWTH, its largest scores being `own`."""
+        grew = [fma(own[r], w.scale_log2, -w.row_ref[r]) > GROWTH for r in range(2)]
+        return cute.arch.vote_any_sync(grew[0] | grew[1])
 
     def grow_rows(self, w, own):
         """Raise references that are outgrown; sums follow at once, O by `w.o_scale` once its GEMM is done.
 
         A new one lies HEADROOM above the row's maximum, so that scores that go on rising find room for several tiles.
+        Rows of a warp are raised together: one that has outgrown its own by less would soon stop the warp again.
         """
         for r in range(2):
             top = quad_max(own[r]) * w.scale_log2
-            grown = select(top - w.row_ref[r] > GROWTH, top + HEADROOM, w.row_ref[r])
+            grown = select(top > w.row_ref[r], top + HEADROOM, w.row_ref[r])
             w.o_scale[r] = exp2(w.row_ref[r] - grown)
             w.row_ref[r] = grown
             w.row_sum[r] = w.row_sum[r] * w.o_scale[r]
@@ -805,13 +815,12 @@ class AttentionForward:
         `first`: there is no reference yet. That of a row that has kept nothing so far is LOWEST: with -inf, which its
         scores are, the exponent of P would be -inf - -inf, NaN.
         """
-        own = [self.row_max(w.acc_s, r) for r in range(2)]
+        own = [self.tile_top(w, r) for r in range(2)]
         vote = None
         if first:
             self.start_rows(w, own)
         else:
-            grew = [fma(own[r], w.scale_log2, -w.row_ref[r]) > GROWTH for r in range(2)]
-            vote = cute.arch.vote_any_sync(grew[0] | grew[1])
+            vote = self.outgrown(w, own)
             self.grow_rows_if(w, own[0], own[1], vote)
         return vote
 

@@ -50,7 +50,7 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "gemma2_local_fwd_sm_90_6498da7c",
+    "kernel_id": "gemma2_local_fwd_sm_90_9139946b",
     "name": "gemma2_local",
     "direction": "forward",
     "target": "sm_90a",

@@ -49,13 +49,13 @@ from cutlass.tensor_utils import LayoutEnum
 
 # What this file is, for tools: plain literals only.
 ATTN_META = {
-    "kernel_id": "longformer_fwd_sm_90_11236e6f",
+    "kernel_id": "longformer_fwd_sm_90_13bf1a30",
     "name": "longformer",
     "direction": "forward",
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "68caaca6f8866a9ed9a0e6d0dd75271a3e614975750593dc34d4de20a830f34f",
-    "body_sha256": "1778968dbb7ef24d8aa49ce115532466c4580b3972381c11cea7f4bba10abff1",
+    "body_sha256": "d277d8b87b00438f024c446ecb2fb60365b5ba9abf64423be92bd56308d64ede",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -88,8 +88,8 @@ NEG_INF = -float("inf")
 LOWEST = -(2.0**31)  # in log2 units; below it fp32 does not resolve a score, which then counts as -inf
 # In log2 units: a row's reference, which P is relative to, is raised where a score outgrows it by more than GROWTH, to
 # HEADROOM above the row's maximum.
-GROWTH = 32.0
-HEADROOM = 32.0
+GROWTH = 48.0
+HEADROOM = 56.0
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000  # L2 policies of a TMA load: cute's CacheHintSm90
@@ -182,6 +182,11 @@ def as_operand_a(frag):
     (row, col, (pair, k)), (d_row, d_col, (d_pair, d_k)) = layout.shape[0], layout.stride[0]
     shape, stride = ((row, col, pair), layout.shape[1], k), ((d_row, d_col, d_pair), layout.stride[1], d_k)
     return cute.make_tensor(frag.iterator, cute.make_layout(shape, stride=stride))
+
+
+def as_float(bits):
+    """The float of these bits."""
+    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[bits])
 
 
 def quad_max(x):
@@ -785,28 +790,57 @@ class AttentionForward:
             odd = cute.arch.fmax(odd, acc_s[2 * row + 4 * j + 1])
         return cute.arch.fmax(even, odd)
 
+    def tile_top(self, w, row):
+        """This thread's largest element of row 0 or 1."""
+        return self.row_max(w.acc_s, row)
+
+    def int_max(self, acc_s, row):
+        """`row_max`, or 0 where that is less, in half the instructions.
+
+        As ints, floats that are not negative keep their order, and below them lie those that are; the greatest of three
+        ints is one instruction.
+        """
+        bits = cute.recast_tensor(acc_s, Int32)
+        even, odd = Int32(0), Int32(0)
+        for j in range(self.tile_n // 8):
+            even = cutlass.max(even, bits[2 * row + 4 * j])
+            odd = cutlass.max(odd, bits[2 * row + 4 * j + 1])
+        return as_float(cutlass.max(even, odd))
+
+    def tile_bound(self, w, row):
+        """What nothing in `tile_top` is above."""
+        greatest = self.int_max(w.acc_s, row)
+        return greatest
+
     def start_rows(self, w, own):
-        """First KV tile: its row maxima are the references."""
+        """First KV tile: references lie HEADROOM above its row maxima."""
         for r in range(2):
-            w.row_ref[r] = cute.arch.fmax(quad_max(own[r]) * w.scale_log2, LOWEST)
+            w.row_ref[r] = cute.arch.fmax(fma(quad_max(own[r]), w.scale_log2, HEADROOM), LOWEST)
+
+    def outgrown(self, w, own):
+        """Whether some row of the warp outgrew its reference by more than GROWTH, its largest scores being `own`."""
+        grew = [fma(own[r], w.scale_log2, -w.row_ref[r]) > GROWTH for r in range(2)]
+        return cute.arch.vote_any_sync(grew[0] | grew[1])
 
     def grow_rows(self, w, own):
         """Raise references that are outgrown; sums follow at once, O by `w.o_scale` once its GEMM is done.
 
         A new one lies HEADROOM above the row's maximum, so that scores that go on rising find room for several tiles.
+        Rows of a warp are raised together: one that has outgrown its own by less would soon stop the warp again.
         """
+        raises = self.outgrown(w, own)
         for r in range(2):
             top = quad_max(own[r]) * w.scale_log2
-            grown = select(top - w.row_ref[r] > GROWTH, top + HEADROOM, w.row_ref[r])
+            grown = select(raises & (top > w.row_ref[r]), top + HEADROOM, w.row_ref[r])
             w.o_scale[r] = exp2(w.row_ref[r] - grown)
             w.row_ref[r] = grown
             w.row_sum[r] = w.row_sum[r] * w.o_scale[r]
 
     @cute.jit
-    def grow_rows_if(self, w, own_0: Float32, own_1: Float32, vote: Boolean):
-        """`grow_rows`, skipped by warps that voted against it."""
+    def grow_rows_if(self, w, vote: Boolean):
+        """`grow_rows` by exact maxima, skipped by warps none of whose bounds asks for it."""
         if vote:
-            self.grow_rows(w, [own_0, own_1])
+            self.grow_rows(w, [self.tile_top(w, r) for r in range(2)])
 
     @cute.jit
     def rescale_o_if(self, w, vote: Boolean):
@@ -824,14 +858,13 @@ class AttentionForward:
         `first`: there is no reference yet. That of a row that has kept nothing so far is LOWEST: with -inf, which its
         scores are, the exponent of P would be -inf - -inf, NaN.
         """
-        own = [self.row_max(w.acc_s, r) for r in range(2)]
+        own = [self.tile_top(w, r) if first else self.tile_bound(w, r) for r in range(2)]
         vote = None
         if first:
             self.start_rows(w, own)
         else:
-            grew = [fma(own[r], w.scale_log2, -w.row_ref[r]) > GROWTH for r in range(2)]
-            vote = cute.arch.vote_any_sync(grew[0] | grew[1])
-            self.grow_rows_if(w, own[0], own[1], vote)
+            vote = self.outgrown(w, own)
+            self.grow_rows_if(w, vote)
         return vote
 
     def weigh(self, w):

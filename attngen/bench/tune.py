@@ -1,9 +1,9 @@
 """Tuning: which plans to measure, and of those measured which to record. Nothing here touches a GPU.
 
 Two rough rounds, each one set of kernels: every tile as the planner would schedule it, then for the winners what the
-planner decides by rule: order of tiles, ping-pong, stages, where O lies, CTAs in pairs (of a backward nothing more: its
-steps are all there is). What comes near the best, and
-what the planner would have taken, is measured once more, carefully and side by side; only that is recorded.
+planner decides by rule: order of tiles, ping-pong, stages, where O lies, CTAs in pairs, maxima (of a backward nothing
+more: its steps are all there is). What comes near the best, and what the planner would have taken, is measured once
+more, carefully and side by side; only that is recorded.
 
 What a plan does not vary is no choice here either: the register split follows from the warpgroups, the rescale policy
 from the scores, P stays in registers, and loops are unrolled and exponentials made as the templates say.
@@ -20,7 +20,7 @@ from itertools import chain, product
 
 from attngen import search, search_backward
 from attngen.ir.backward import BackwardPlan, BackwardPlanSet
-from attngen.ir.plan import KernelPlan, PlanSet, plan_at
+from attngen.ir.plan import KernelPlan, Maxima, PlanSet, plan_at
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.tuned import Choice, Direction, Rate, Tuned
 from attngen.passes import choose
@@ -215,7 +215,7 @@ def _near(plans: Sequence[Plan], rates: Rates) -> list[Plan]:
 
 def variations(spec: AttentionSpec, p: Plan) -> list[KernelPlan]:
     """The same tile with the other order, with and without ping-pong, with O in the other place, with a stage more and
-    less, with CTAs in pairs and apart, where that fits; none of a backward.
+    less, with CTAs in pairs and apart, with the other kind of maxima, where that fits; none of a backward.
     """
     if isinstance(p, BackwardPlan):
         return []
@@ -227,6 +227,7 @@ def variations(spec: AttentionSpec, p: Plan) -> list[KernelPlan]:
         {"stages": own.stages + 1},
         {"stages": own.stages - 1},
         {"pairs": not own.pairs and not unpaired(spec)},
+        {"maxima": Maxima.FLOATS if own.maxima is Maxima.INTS else Maxima.INTS},
     )
     found = (search.plan_choice(spec, form, own.replace(**c)) for c in changes if c.get("stages") != 0)
     return [v for v in found if isinstance(v, KernelPlan)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from attngen.emit.exprs import PART, CutePrinter, safe_name
 from attngen.emit.header import clipped, spelled
 from attngen.emit.straight import WIDTH, fold, straight_line
-from attngen.ir.expr import Apply, Atom, Const, Expr, Param, atoms_of, params_of
+from attngen.ir.expr import Apply, Atom, Const, Expr, Param, atoms_of, params_of, walk
 from attngen.ir.functions import apply
 from attngen.ir.score import KV_0, SCALE, ScoreForm, Stream
 from attngen.ir.types import DType, Type
@@ -17,6 +17,7 @@ from attngen.passes.score_form import ONE
 #: What leaves room for the rest of the docstring's line.
 FORMULA_WIDTH = 44
 _SHIFT_NOTE = ": what all its keys have in common, in log2 units, then what `score` takes"
+_LINE_NOTE = ": what all its keys have in common, and the slope, in log2 units"
 #: `x * LOG2E` is x in log2 units.
 _LOG2E = Param(type=Type.FLOAT, name="%LOG2E")
 ARGUMENTS = frozenset({"b", "h", "q_idx", "kv_idx"})
@@ -61,6 +62,10 @@ class ScoreView:
 
     has_shift: bool
     has_rows: bool
+    #: The score is a line along the keys beside `s`: the softmax adds it as it subtracts the reference. `has_lead`:
+    #: whether a row may grow is told by the elements alone, and by how much the line lifts them at most.
+    is_line: bool
+    has_lead: bool
     row_bindings: tuple[str, ...]
     row_values: tuple[str, ...]
     bindings: tuple[str, ...]
@@ -87,17 +92,19 @@ class ScoreView:
 
 
 NO_SCORE = ScoreView(
-    has_shift=False, has_rows=False, row_bindings=(), row_values=(), bindings=(), value="", formula="", shift_note="",
+    has_shift=False, has_rows=False, is_line=False, has_lead=False, row_bindings=(), row_values=(), bindings=(),
+    value="", formula="", shift_note="",
     result="", units="", has_loads=False, has_streams=False, has_bf16_streams=False, has_fp16_streams=False, streams=(),
     has_distance=False, distance_bindings=(), distance="", units_note="", has_factor=False, factor_bindings=(),
     factor="", has_held=False, held_bindings=(), held_values=(),
 )  # fmt: skip
 
 
-def spell_score(printer: CutePrinter, form: ScoreForm, *, whole: bool = False) -> ScoreView:
+def spell_score(printer: CutePrinter, form: ScoreForm, *, whole: bool = False, exact_maxima: bool = False) -> ScoreView:
     """Spell the form; `printer` collects the helpers that it calls.
 
     `whole`: in natural units, factor and shift included, for what does not subtract a reference afterwards.
+    `exact_maxima`: the largest score of a row is a result.
     """
     given = _ROW[form.axis]
     if whole and form.factor is not None:
@@ -113,7 +120,7 @@ def spell_score(printer: CutePrinter, form: ScoreForm, *, whole: bool = False) -
     if form.scale is not None and not last:
         named.append(("scale", units(SCALE if form.scale == ONE else apply("mul", form.scale, SCALE))))
     if form.slope is not None:
-        named.append(("slope", apply("div", form.slope, SCALE) if last else units(form.slope)))
+        named.append(("slope", _log2(form.slope) if last else units(form.slope)))
     if last:
         named = [(n, _hoisted(e, held)) for n, e in named]
     factors = ["" if t.factor == ONE else f"factor_{k}" for k, t in enumerate(form.terms)]
@@ -134,7 +141,7 @@ def spell_score(printer: CutePrinter, form: ScoreForm, *, whole: bool = False) -
     distance_bindings, distance = straight_line(printer, apart_by_distance, ARGUMENTS)
     if distance:
         bindings = (f"distance = loads[{len(form.streams)}]", *bindings)
-    value, words = _sum(form, factors, texts, whole) if not last else _LINE
+    value, words = _sum(form, factors, texts, whole) if not last else ("", _LINE)
     if form.terms and len(value) > WIDTH:
         names = [f"term_{k}" for k in range(len(texts))]
         bindings = (*bindings, *(f"{n} = {t}" for n, t in zip(names, texts, strict=True)))
@@ -146,13 +153,15 @@ def spell_score(printer: CutePrinter, form: ScoreForm, *, whole: bool = False) -
     return ScoreView(
         has_shift=apart,
         has_rows=bool(named),
+        is_line=last,
+        has_lead=last and not exact_maxima,
         row_bindings=row_bindings,
         row_values=row_values,
         bindings=bindings,
         value=fold(value),
         formula=clipped(words, FORMULA_WIDTH),
-        shift_note=_SHIFT_NOTE if apart else "",
-        result=_RESULTS["factor" if form.factor is not None else "last" if last else "natural" if natural else "log2"]
+        shift_note=_LINE_NOTE if last else _SHIFT_NOTE if apart else "",
+        result=_RESULTS["factor" if form.factor is not None else "natural" if natural else "log2"]
         + (", less `w.shift` of its row" if apart else ""),
         units="self.score_factor(p, b, h)" if lead else _UNITS["last" if last else "natural" if natural else "log2"],
         has_held=bool(held),
@@ -206,18 +215,17 @@ _KINDS = {
 
 
 _RESULTS = {
-    "factor": "over `score_factor`", "last": "over the scale", "natural": "in natural units", "log2": "in log2 units",
+    "factor": "over `score_factor`", "natural": "in natural units", "log2": "in log2 units",
 }  # fmt: skip
 #: What makes log2 units of the score.
 _UNITS = {"last": "p.softmax_scale * LOG2E", "natural": "Float32(LOG2E)", "log2": "Float32(1.0)"}
-#: One multiply-add of a constant.
-_LINE = ("fma(slope, Float32(column), raw)", "raw + slope * column")
+_LINE = "raw * scale + slope * column"
 
 
 def _hoisted(e: Expr, held: dict[str, Expr]) -> Expr:
     """`e` with what is the same for all rows and tiles as params; notes each in `held`."""
     moving = atoms_of(e) & {"q_idx", "q_pos"} or KV_0.name in params_of(e)
-    if isinstance(e, Const) or e == _LOG2E or isinstance(e, Atom):
+    if isinstance(e, Atom) or all(isinstance(x, Const) or x == _LOG2E for x in walk(e) if not isinstance(x, Apply)):
         return e
     if moving:
         return e.replace(args=tuple(_hoisted(a, held) for a in e.args)) if isinstance(e, Apply) else e

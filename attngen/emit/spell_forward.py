@@ -13,7 +13,7 @@ from attngen.emit.tables import build_arguments
 from attngen.emit.view import Formula, Output
 from attngen.emit.view_forward import KernelView, PackView, PairView, PlanView, RowResult
 from attngen.ir.expr import Atom, atoms_of
-from attngen.ir.plan import KernelPlan, PlanSet, Rescale
+from attngen.ir.plan import KernelPlan, Maxima, PlanSet, Rescale
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout, Normalizer
 from attngen.passes.epilogue import further_names
@@ -33,7 +33,7 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
     has_sink, has_epilogue = spec.sink is not None, not isinstance(spec.epilogue, Atom)
     score = Formula(clipped(spelled(spec.score)), "", ()) if c.has_score else Formula("", "", ())
     split = (
-        spell_score(printer, plan_set.score, whole=not common["has_softmax"])
+        spell_score(printer, plan_set.score, whole=not common["has_softmax"], exact_maxima=spec.max_logit)
         if plan_set.score is not None
         else NO_SCORE
     )
@@ -84,6 +84,8 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         is_bounded=c.rescale is Rescale.BOUNDED,
         follows_maxima=(follows := c.rescale is Rescale.ON_GROWTH),
         takes_maxima=follows or spec.max_logit,
+        int_maxima=c.maxima is Maxima.INTS,
+        bounds_rows=follows and (c.maxima is Maxima.INTS or split.has_lead),
         fixed_reference=repr(c.reference),
         headroom_note="" if c.headroom else ": P in fp16 has no exponents to spare",
         takes_exponentials=spec.normalizer is not Normalizer.RELU,

@@ -104,6 +104,9 @@ class KernelView(CommonView):
     is_bounded: bool
     follows_maxima: bool
     takes_maxima: bool
+    #: Whether maxima are those of ints, and whether they are exact only where a warp votes for them.
+    int_maxima: bool
+    bounds_rows: bool
     fixed_reference: str
     takes_exponentials: bool
     row_note: str

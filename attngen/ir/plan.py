@@ -43,6 +43,13 @@ class Rescale(StrEnum):
     NEVER = "never"  # weights that no other key moves (sigmoid, relu): no reference, no sum, no LSE
 
 
+class Maxima(StrEnum):
+    """How a thread finds, in each KV tile, whether a row outgrew its reference."""
+
+    FLOATS = "floats"  # the greatest of its elements: two at a time
+    INTS = "ints"  # that of their bits, three at a time: 0 where all are negative, the float's then behind the vote
+
+
 class ComputePlan(Node):
     """MMA shapes and where operands live. A consumer warpgroup owns 64 rows: tile_m = 64 * warpgroups."""
 
@@ -56,6 +63,7 @@ class ComputePlan(Node):
     head_dim_qk_padded: int
     head_dim_v_padded: int
     rescale: Rescale
+    maxima: Maxima = Maxima.FLOATS
     #: log2 units: how far scores may outgrow their row's reference, and how far above the maximum a new one lies.
     growth: float = 0.0
     headroom: float = 0.0

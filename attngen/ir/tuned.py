@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from attngen.ir.base import Node
+from attngen.ir.plan import Maxima
 
 Direction = Literal["forward", "backward"]
 
@@ -22,13 +23,15 @@ class Choice(Node):
     o_in_q: bool
     #: Two CTAs are a cluster.
     pairs: bool = False
+    #: None in records from before there was a choice: by rule.
+    maxima: Maxima | None = None
 
     @property
     def text(self) -> str:
         """As a table shows it: `192x128, 2 stages, lpt, ping-pong`."""
         words = [f"{self.tile_m}x{self.tile_n}", f"{self.stages} stage{'s' * (self.stages != 1)}", self.order]
         words += ["ping-pong"] * self.pingpong + ["O in Q"] * self.o_in_q
-        words += ["CTAs in pairs"] * self.pairs
+        words += ["CTAs in pairs"] * self.pairs + ["maxima of ints"] * (self.maxima is Maxima.INTS)
         return ", ".join(words)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attngen.ir.plan import MAX_PLANS, KernelPlan
+from attngen.ir.plan import MAX_PLANS, KernelPlan, Maxima
 from attngen.passes.cost import launch_cycles
 from attngen.targets import measured
 
@@ -41,11 +41,12 @@ def fewest(relative: dict[int, list[float]], lengths: tuple[int, ...]) -> tuple[
     return chosen[1], chosen[2]
 
 
-def skeleton(p: KernelPlan) -> tuple[bool, bool, bool, bool]:
-    """What a kernel's text fixes for all its plans: the place of O, turns, whose rows bound a warpgroup's tiles, and
-    whether CTAs go in pairs.
+def skeleton(p: KernelPlan) -> tuple[bool, bool, bool, bool, Maxima]:
+    """What a kernel's text fixes for all its plans: the place of O, turns, whose rows bound a warpgroup's tiles,
+    whether CTAs go in pairs, and how maxima are taken.
     """
-    return p.memory.o_in_q, p.schedule.pingpong, p.mask.ranges_per_warpgroup, p.launch.pairs_ctas
+    turns, pairs = p.schedule.pingpong, p.launch.pairs_ctas
+    return p.memory.o_in_q, turns, p.mask.ranges_per_warpgroup, pairs, p.compute.maxima
 
 
 def _times(served: list[KernelPlan]) -> tuple[tuple[int, ...], list[KernelPlan], list[list[float]]]:

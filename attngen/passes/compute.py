@@ -8,20 +8,22 @@ from collections.abc import Iterable
 from attngen.ir.base import Node
 from attngen.ir.expr import Atom, Expr, Load, Param, atoms_of, walk
 from attngen.ir.forms import MaskForm
-from attngen.ir.plan import ComputePlan, Rescale
+from attngen.ir.plan import ComputePlan, Maxima, Rescale
 from attngen.ir.score import COLUMN, KV_0, LOAD, RAW, SCALE, ScoreForm
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Normalizer
 from attngen.passes.base import Reject
+from attngen.passes.cost import element_cycles, score_work
 from attngen.passes.mask_plan import element_test, loaded_limits
 from attngen.passes.score_bound import score_bound
 from attngen.passes.score_form import ONE, score_form
 from attngen.targets import sm90
 
 #: By the dtype of P, in log2 units: how far scores may outgrow their row's reference before it is raised, and how far
-#: above the maximum a new one lies. P and its sums are as precise anywhere between 2**-32 and 2**32, for bf16 has the
-#: exponents of fp32; fp16 ends at 2**16, and is precise from 2**-14 on.
-GROWTH = {DType.BF16: (32.0, 32.0), DType.FP16: (8.0, 0.0)}
+#: above the maximum a new one lies. P and its sums are as precise anywhere between 2**-56 and 2**48, for bf16 has the
+#: exponents of fp32; products with V hold where V lies between 2**-60 and 2**60. fp16 ends at 2**16, and is precise
+#: from 2**-14 on.
+GROWTH = {DType.BF16: (48.0, 56.0), DType.FP16: (8.0, 0.0)}
 #: How far from 0 bounded scores may lie for one reference, log2 units, and the log2 of the greatest P: the least P is
 #: 2**(greatest - 2 * reach), whose products with V fp32 holds, and fp16 P is precise from 2**-14 on.
 REACH = {DType.BF16: (72.5, 48.0), DType.FP16: (14.0, 14.0)}
@@ -34,6 +36,8 @@ WALK_REGISTERS = 8
 CAPTURED_REGISTERS = 6
 #: Addresses of loads that move with the column.
 ADDRESS_REGISTERS = 16
+#: Maxima are those of ints where the softmax's cycles are at least this share of the products'.
+INT_MAXIMA = 0.9
 
 
 LOG2E = math.log2(math.e)
@@ -47,6 +51,8 @@ class Candidate(Node):
     #: Count what ptxas may hoist out of element-wise expressions. The search drops it where too few candidates are
     #: left: ptxas hoists less when it has less, at worst it spills a few words outside the loops.
     hoisting: bool = True
+    #: None: by the rule of `maxima_of`.
+    maxima: Maxima | None = None
 
     @property
     def name(self) -> str:
@@ -135,6 +141,18 @@ def walk_registers(form: MaskForm) -> int:
     return WALK_REGISTERS * len(form.clauses) if len(form.clauses) > 1 else 0
 
 
+def maxima_of(spec: AttentionSpec) -> Maxima:
+    """How row maxima are taken unless a tuned plan says otherwise.
+
+    Of ints, half the instructions, where the softmax takes as long as the products, or nearly: there they are in the
+    way. Of floats where products hide them, and where the score itself waits for the special-function unit (tanh):
+    maxima run beside it (measured: docs/performance.md).
+    """
+    mma, exp, issue = element_cycles(spec, padded(spec.head_dim_qk), columns_of_o(spec.head_dim_v))
+    waits = score_work(spec)[1] > 0
+    return Maxima.INTS if exp + issue >= INT_MAXIMA * mma and not waits else Maxima.FLOATS
+
+
 def plan_compute(spec: AttentionSpec, form: MaskForm, candidate: Candidate) -> ComputePlan | Reject:
     """Fix the MMA shapes of a candidate.
 
@@ -160,6 +178,9 @@ def plan_compute(spec: AttentionSpec, form: MaskForm, candidate: Candidate) -> C
     if softmax and bound <= reach and not spec.max_logit:  # which takes maxima anyway
         rescale = Rescale.BOUNDED
     grows = rescale is Rescale.ON_GROWTH
+    maxima = candidate.maxima or maxima_of(spec)
+    if not grows or spec.max_logit:  # no maxima, or their exact values in each tile
+        maxima = Maxima.FLOATS
     if registers + sm90.REGISTER_OVERHEAD > limit:
         return Reject(
             "compute",
@@ -178,6 +199,7 @@ def plan_compute(spec: AttentionSpec, form: MaskForm, candidate: Candidate) -> C
         head_dim_qk_padded=padded(spec.head_dim_qk),
         head_dim_v_padded=columns_of_o(spec.head_dim_v),
         rescale=rescale,
+        maxima=maxima,
         growth=growth if grows else 0.0,
         headroom=headroom if grows else 0.0,
         reference=max(bound - greatest, 0.0) if rescale is Rescale.BOUNDED else 0.0,

@@ -26,16 +26,22 @@ def tile_cost(spec: AttentionSpec, compute: ComputePlan) -> Cost:
     """Cycles that one full KV tile keeps each unit of an SM busy."""
     c = compute
     elements = c.tile_m * c.tile_n
-    slots, mufu = (own + more for own, more in zip(_WEIGHT[spec.normalizer], score_work(spec), strict=True))
-    mma = 2 * elements * (c.head_dim_qk_padded + c.head_dim_v_padded) / sm90.MMA_FLOP_PER_CYCLE
-    exp = elements * mufu / sm90.EXP_PER_CYCLE
-    issue = elements * slots / sm90.ISSUE_PER_CYCLE
+    mma, exp, issue = (elements * x for x in element_cycles(spec, c.head_dim_qk_padded, c.head_dim_v_padded))
     q_reads = c.tile_m * c.head_dim_qk_padded
     kv_reads = c.warpgroups * c.tile_n * (c.head_dim_qk_padded + c.head_dim_v_padded)
     smem = 2 * (q_reads + kv_reads) / sm90.SMEM_BYTES_PER_CYCLE
     # MUFU and the other pipes share the issue port of their scheduler: in the measured kernels their times add up
     busy = max(mma, exp + issue, smem) * sm90.OVERLAP[c.warpgroups] + sm90.TILE_CYCLES
     return Cost(mma_cycles=mma, exp_cycles=exp, smem_cycles=smem, issue_cycles=issue, efficiency=mma / busy)
+
+
+def element_cycles(spec: AttentionSpec, head_dim_qk: int, head_dim_v: int) -> tuple[float, float, float]:
+    """Cycles of an SM that an element of S takes: of the tensor cores (padded head dims), of the special-function unit,
+    of issue slots.
+    """
+    slots, mufu = (own + more for own, more in zip(_WEIGHT[spec.normalizer], score_work(spec), strict=True))
+    mma = 2 * (head_dim_qk + head_dim_v) / sm90.MMA_FLOP_PER_CYCLE
+    return mma, mufu / sm90.EXP_PER_CYCLE, slots / sm90.ISSUE_PER_CYCLE
 
 
 @lru_cache(maxsize=64)

@@ -197,10 +197,12 @@ class _Execution:
         return self.softmax(state, s, self.keys(self.part.v, g, start))
 
     def softmax(self, state: _State, s: Tensor, v: Tensor) -> _State:
-        """Online softmax: the reference of a row moves where a score outgrows it by more than the plan's `growth`."""
+        """Online softmax: the reference of a row moves where a score outgrows it by more than the plan's `growth`, and
+        always to `headroom` above what the row's scores have reached. (A kernel raises rows of a warp together.)
+        """
         c, most = self.plan.compute, s.amax(-1, keepdim=True)
-        raised = torch.where(most - state.reference > c.growth, most + c.headroom, state.reference)
-        top = torch.where(state.reference == -torch.inf, most, raised)
+        grown = (state.reference == -torch.inf) | (most - state.reference > c.growth)
+        top = torch.where(grown, most + c.headroom, state.reference)
         zero = torch.zeros_like(top)
         if c.rescale is Rescale.BOUNDED:
             top = torch.full_like(most, c.reference)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from attngen.ir.plan import MAX_PLANS, PACKS, Buffer, KernelPlan, PlanSet
+from attngen.ir.plan import MAX_PLANS, PACKS, Buffer, KernelPlan, Maxima, PlanSet, Rescale
 from attngen.ir.tables import Extreme, cover
 from attngen.ir.types import DType
 from attngen.targets import sm90
@@ -57,6 +57,7 @@ def set_faults(plan_set: PlanSet) -> list[str]:
             p.schedule.pingpong,
             p.mask.model_dump_json(exclude={"form"}),
             p.compute.rescale,
+            p.compute.maxima,
             p.compute.growth,
             p.compute.headroom,
             p.compute.reference,
@@ -106,6 +107,8 @@ def _compute(plan: KernelPlan) -> Iterator[Check]:
         yield step <= padded <= 256, f"compute: head_dim_{name} {padded} is no WGMMA extent"
     above, below = (15, 14) if c.dtype is DType.FP16 else (64, 64)
     held = 0 <= c.growth <= above and 0 <= c.headroom <= below
+    ints = c.maxima is not Maxima.INTS or c.rescale is Rescale.ON_GROWTH
+    yield ints, f"compute: maxima of ints are none, rescale {c.rescale} takes none"
     yield held, f"compute: P of {c.dtype} relative to a reference outgrown by {c.growth}, or {c.headroom} too high"
 
 

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from attngen.ir.plan import KernelPlan, PlanSet
+from attngen.ir.plan import KernelPlan, Maxima, PlanSet, Rescale
 from attngen.ir.types import Layout
 from attngen.search import plan
 from attngen.syntax import load_spec
@@ -57,6 +57,10 @@ CORRUPTIONS: dict[str, tuple[Callable[[KernelPlan], KernelPlan], str]] = {
     "padding": (section("compute", head_dim_qk_padded=160), "compute: head_dim_qk 128 is padded to 160"),
     "padding below": (section("compute", head_dim_v_padded=112), "compute: head_dim_v 128 is padded to 112"),
     "smem total": (section("memory", smem_bytes=200_000), "memory: buffers take"),
+    "maxima of no growth": (
+        section("compute", maxima=Maxima.INTS, rescale=Rescale.NEVER),
+        "compute: maxima of ints are none, rescale never takes none",
+    ),
     "smem limit": (section("memory", smem_limit=64 * 1024), "memory: total"),
     "buffer bytes": (item("memory", "buffers", "sK", bytes=1024), "memory: sK"),
     "buffer alignment": (item("memory", "buffers", "sV", bytes=65552), "memory: a buffer breaks 1024-byte alignment"),
@@ -174,6 +178,10 @@ SETS: dict[str, tuple[Callable[[PlanSet], PlanSet], str]] = {
     "same plan": (lambda s: s.replace(plans=(s.plans[0], s.plans[0])), "two plans are the same tile"),
     "two skeletons": (
         lambda s: s.replace(plans=(s.plans[0], section("schedule", pingpong=False)(s.plans[1]))),
+        "more than one kernel class",
+    ),
+    "two kinds of maxima": (
+        lambda s: s.replace(plans=(s.plans[0], section("compute", maxima=Maxima.INTS)(s.plans[1]))),
         "more than one kernel class",
     ),
     "small of two warpgroups": (lambda s: s.replace(small=s.plans[0]), "the small plan has more than one warpgroup"),

@@ -109,6 +109,30 @@ def test_tiles_and_tests(mask: str, tile: tuple[int, int]) -> None:
         check_trace(trace, s, plan, t, b, sq, skv, h)
 
 
+def test_references_with_headroom_are_raised_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores that rise by 17 log2 units a tile: a row's reference moves once in growth + headroom of them, from the
+    first one on, which lies above its tile's maximum as every later one does."""
+    s = make("full")
+    q, k, v = qkv(s, 1, 64, 640, 1, 1, seed=3)
+    tiles, rise, growth, headroom = 640 // 80, 17.0, 32.0, 32.0
+    k.zero_()
+    k[0, :, 0, 0] = torch.arange(640, 0, -1) * (rise / 80 / interp.LOG2_E)
+    q[..., 0] = q.shape[-1] ** 0.5
+    plan = make_plan(s, 64, 80, growth=growth, headroom=headroom)
+    references, softmax = [], interp._Execution.softmax
+
+    def noted(self, state, scores, values):
+        made = softmax(self, state, scores, values)
+        references.append(made.reference)
+        return made
+
+    monkeypatch.setattr(interp._Execution, "softmax", noted)
+    o, _, _ = interp.run(plan, s, q, k, v, VALUES, {})
+    assert_equal(o, dense.attention(s, q, k, v, VALUES, {}).o, 1e-10)
+    moved = sum((a != b).int() for a, b in itertools.pairwise(references)).max()
+    assert len(references) == tiles and 1 <= moved <= (tiles - 1) * rise / (growth + headroom)
+
+
 def test_blocks_of_blockwise() -> None:
     """More than one block of rows and of keys, dead and full blocks among them."""
     for mask in ("causal", "window", "sink_tokens", "left_pad", "longformer", "prefix"):

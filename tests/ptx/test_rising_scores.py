@@ -17,13 +17,14 @@ pytestmark = pytest.mark.dsl
 CAUSAL = "kv_idx <= q_pos"
 
 
-@pytest.mark.parametrize("rise", [0.02, 0.15, 1.0], ids=lambda r: f"by {r} a key")
+@pytest.mark.parametrize("rise", [0.02, 0.3, 1.0], ids=lambda r: f"by {r} a key")
 @pytest.mark.parametrize(
     "spec",
     [
         make_spec("rising", head_dim=64, mask=CAUSAL, tile="128x64"),
         make_spec("halves", head_dim=64, dtype="fp16", tile="128x64"),
         make_spec("rows", head_dim=64, score="s + 1.5 * (kv_idx - q_pos) - 0.5 * q_pos", mask=CAUSAL, tile="128x64"),
+        make_spec("largest", head_dim=64, score="s + 1.5 * (kv_idx - q_pos)", max_logit=True, tile="128x64"),
         make_spec("sinks", head_dim=64, sink=3.0, max_logit=True, tile="128x64"),
     ],
     ids=lambda s: s.name,

@@ -22,6 +22,7 @@ CAUSAL = "mask = kv_idx <= q_pos"
 SCORES: dict[str, tuple[str, dict[str, Any]]] = {
     "slope": (f"tensor m: f32[heads_q]\n  score = s - m[h] * (q_pos - kv_idx)\n  {CAUSAL}", {}),
     "constant slope": (f"score = s - 0.05 * (q_pos - kv_idx)\n  {CAUSAL}", {}),
+    "steep slope": ("param m: float = 0.1\n  score = s + m * (kv_idx - q_pos)", {"m": -6.0}),
     "distance": ("param m: float = 0.1\n  score = s - m * abs(q_pos - kv_idx)", {"m": 0.3}),
     "negative cap": (f"param cap: float = 2.0\n  score = cap * tanh(s / cap)\n  {CAUSAL}", {"cap": -1.5}),
     "negative factor": ("param f: float = 2.0\n  score = f * sigmoid(s)", {"f": -3.0}),

@@ -76,7 +76,7 @@ def test_a_reference_that_fp32_does_not_resolve_is_none(dtype, lowest):
     """All scores of a row at -1e30: `s * log2(e) - reference` was 1e22, P infinite and the row NaN."""
     text = compile(spec(score=f("where", FLAG_K, S, -1e30), tensors=("flag",), d=64), dtype=dtype).text
     assert f"\nLOWEST = {lowest}" in text
-    assert "w.row_ref[r] = cute.arch.fmax(quad_max(own[r]) * w.scale_log2, LOWEST)" in text
+    assert "w.row_ref[r] = cute.arch.fmax(fma(quad_max(own[r]), w.scale_log2, HEADROOM), LOWEST)" in text
 
 
 ROWS = {

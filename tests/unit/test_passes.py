@@ -8,7 +8,8 @@ import pytest
 from builders import CAUSAL, FLAG_K, MASKS, QP, B, H, K, Q, S, W, f, load, spec
 from cases import ALL_MASKS
 
-from attngen.ir.plan import ComputePlan, LaunchPlan, MaskPlan, MemoryPlan, Rescale
+from attngen.emit.module import emit
+from attngen.ir.plan import ComputePlan, LaunchPlan, MaskPlan, Maxima, MemoryPlan, Rescale
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.tables import Extreme
 from attngen.ir.types import DType
@@ -30,7 +31,9 @@ from attngen.passes.mask_form import mask_form
 from attngen.passes.mask_plan import MAX_LIMIT_CLAUSES, plan_mask
 from attngen.passes.memory import aligned, plan_memory, row_columns
 from attngen.passes.schedule import L2_GROUP_BYTES, plan_schedule
-from attngen.search import plan_candidate
+from attngen.plan_text import describe
+from attngen.search import plan, plan_candidate
+from attngen.syntax import make_spec
 from attngen.targets import sm90
 
 BIAS = load("bias", B, H, Q, K, dtype=DType.F32)
@@ -114,6 +117,29 @@ def test_a_score_of_two_multiply_adds_holds_few_registers() -> None:
     slopes = S - load("slopes", H, dtype=DType.F32) * (QP - K)
     assert computed(128, warpgroups=3, tile_n=80, score=slopes, tensors=("slopes",)).expression_registers == 3
     assert computed(128, warpgroups=3, tile_n=80, score=S + Q).expression_registers == 2
+
+
+@pytest.mark.parametrize(
+    ("d", "dv", "score", "more", "maxima"),
+    [
+        (64, 64, "s", {}, Maxima.INTS),
+        (104, 104, "s", {}, Maxima.INTS),
+        (128, 128, "s", {}, Maxima.FLOATS),
+        (192, 128, "s", {}, Maxima.FLOATS),
+        (128, 128, "s - 0.1 * (q_pos - kv_idx)", {}, Maxima.INTS),
+        (64, 64, "30.0 * tanh(s / 30.0)", {"max_logit": True}, Maxima.FLOATS),
+        (64, 64, "90.0 * tanh(s / 90.0)", {}, Maxima.FLOATS),
+        (64, 64, "s", {"max_logit": True}, Maxima.FLOATS),
+        (64, 64, "s", {"normalizer": "sigmoid"}, Maxima.FLOATS),
+    ],
+)
+def test_maxima_of_ints_where_the_softmax_is_in_the_way(d, dv, score, more, maxima) -> None:
+    """Not where products or the score's own special functions hide them, nor where exact maxima or none are taken."""
+    s = make_spec("a", head_dim=d, head_dim_v=dv, score=score, **more)
+    plans = plan(s)
+    assert {p.compute.maxima for p in plans.plans} == {maxima}
+    assert ("def int_max" in emit(plans).text) == (maxima is Maxima.INTS)
+    assert ("maxima of ints" in describe(plans)) == (maxima is Maxima.INTS)
 
 
 def test_elementwise_masks_hold_registers_as_scores_do() -> None:
