@@ -68,6 +68,11 @@ _SLIPS = (
     ("~", "write `not`"),
     (".", "write a digit on each side of the point: `0.5`, `2.0`"),
 )
+#: How a declaration is written, where a line that begins as one goes wrong.
+_DECLARED = {
+    "param": "write `param window: int >= 1 = 128`; bounds are `>= 1`, `<= 8` or `in 1..8`, both ends included",
+    "tensor": "write `tensor bias: f32[heads_q, seqlen_q, seqlen_kv]`, then `grad` or `sorted`",
+}
 #: Slips whose second character is what cannot stand there.
 _TOO_LATE = ("**", "<>")
 
@@ -158,10 +163,16 @@ def bad_token(source: Source, fault: UnexpectedToken, unclosed: list[Span]) -> A
     help_ = _slip(source.text, at.start)
     if token.type == "INT" and accepts == {"NAME"} and source.text[: at.start].rstrip().endswith("v ="):
         help_ = "`head_dim = 192, v = 128` gives V its own head dim; `v = k[0:512]` makes V a view of K"
-    elif accepts == {"EQUALS"} and source.text[: at.start].rstrip().endswith(" x"):
-        help_ = "a shape has two sides: `128 x 128`"
     elif token.type == "GRAD" and "EQUALS" in accepts:
         help_ = "only tensors take `grad`; declare a trainable scalar as `tensor x: f32[1] grad` and read `x[0]`"
+    elif same_line and (declared := _DECLARED.get(before.split()[0])):
+        help_ = declared
+    elif accepts == {"EQUALS"} and before.startswith("let "):
+        help_ = "write `let distance = q_pos - kv_idx`: a let has the type of its expression"
+    elif accepts == {"EQUALS"} and source.text[: at.start].rstrip().endswith(" x"):
+        help_ = "a shape has two sides: `128 x 128`"
+    elif token.type == "IN":
+        help_ = "write `low <= x < high`"
     open_bracket = unclosed[-1:] if accepts & {"RPAR", "RSQB"} and token.type in ("RBRACE", "EQUALS", "LBRACE") else []
     return AttnError(
         Diagnostic(
