@@ -82,9 +82,9 @@ class Binder:
         last = self._widths.get(decl.name)
         if last is None or last[0] != key:
             wide = broadcast(tensor, decl, self.sizes(named, q, k))
-            self._widths[decl.name] = key, None if wide is tensor else wide.shape
+            self._widths[decl.name] = key, None if wide is tensor else tuple(wide.shape)
             return wide
-        return tensor if last[1] is None else tensor.expand(last[1])
+        return tensor if last[1] is None else tensor.expand(*last[1])  # numbers are read faster than a size
 
     def counted(self, named: Mapping[str, Any]) -> int | None:
         """How many sequences a call has, where the shapes of q and k do not say it."""

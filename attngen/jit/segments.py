@@ -5,8 +5,7 @@ what a segment of a ragged call reads of the call's own keys.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,13 +13,15 @@ from attngen.diag.diagnostic import error
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
 from attngen.jit.atoms import extents_of
-from attngen.jit.shapes import Sizes, axes_of
+from attngen.jit.shapes import AXES, Sizes
 from attngen.passes.parts import parts
 from attngen.passes.placed import PLACES
 
+#: How many axes k has in a layout, and which of them are heads.
+_HEADS = {layout: (len(axes), axes.index("heads")) for layout, axes in AXES.items()}
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+
+class Segment(NamedTuple):
     """One segment as a call gives it; `lengths` as the call's `_kv` has them, None where they are left out."""
 
     name: str
@@ -56,9 +57,8 @@ def _segment(spec: AttentionSpec, name: str, part: Any, k: Any) -> Segment:
         notes = ("its keys are packed by starts of their own, i32[batch + 1]",) if varlen else ()
         mend = f'pass segments={{"{name}": {takes}}}'
         raise error("E0604", f"segment `{name}` of `{spec.name}` has no {takes}", notes=notes, helps=(mend,))
-    axes = axes_of(spec)
-    heads = axes.index("heads")
-    own, there = (x.shape[heads] if getattr(x, "ndim", 0) == len(axes) else 0 for x in (k, part[0]))
+    rank, heads = _HEADS[spec.layout]
+    own, there = (x.shape[heads] if getattr(x, "ndim", 0) == rank else 0 for x in (k, part[0]))
     if own and there and own != there:
         raise error(
             "E0607",

@@ -7,8 +7,8 @@ the gradients: what reaches a part's O and LSE from the whole is exact, and its 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,8 +28,7 @@ from attngen.jit.together import Together
 from attngen.passes.placed import places_of
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(NamedTuple):
     """The tensors of a part; `lengths` by name, where they are not the call's."""
 
     q: Any
@@ -67,6 +66,8 @@ class SeveralAttention(Made):
         self._recipe = recipe
         self._binder = RaggedBinder(spec) if spec.layout.is_ragged else Binder(spec)
         self._together = Together(spec, self._binder)
+        #: The lengths that a segment has of its own, by the name of the call's.
+        self._keys_end = spec.lengths[1].name if spec.lengths else ""
         #: What the kernels over segments of a ragged call read of the call's own keys.
         self._placed = frozenset().union(*(places_of(spec, x) for x in spec.segments))
         #: Parts that keep tables or tile maps by a handle; a tensor or param of that name is the caller's.
@@ -196,7 +197,7 @@ class SeveralAttention(Made):
                         helps=("give every branch as many batch entries, rows and heads",),
                     )
             return [_Call(qs, ks, v, {}) for qs, ks in zip(q, k, strict=True)]
-        name = spec.lengths[1].name if spec.lengths else ""
+        name = self._keys_end
         own = [_Call(q, s.k, s.v, {name: s.lengths} if name else {}) for s in given]
         return [_Call(q, k, v, {}), *own]
 

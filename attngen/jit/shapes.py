@@ -8,7 +8,8 @@ from attngen.ir.spec import STARTS, AttentionSpec
 from attngen.ir.types import Layout
 
 Sizes = dict[str, int]
-_AXES = {
+#: Names of the axes of q, k, v and o, by layout.
+AXES = {
     Layout.BSHD: ("batch", "seqlen", "heads", "head_dim"),
     Layout.BHSD: ("batch", "heads", "seqlen", "head_dim"),
     Layout.PADDED: ("batch", "seqlen", "heads", "head_dim"),
@@ -18,7 +19,7 @@ _AXES = {
 
 def axes_of(spec: AttentionSpec) -> tuple[str, ...]:
     """Axis names of q, k, v and o in the spec's layout."""
-    return _AXES[spec.layout]
+    return AXES[spec.layout]
 
 
 def sizes_of(spec: AttentionSpec, q: Any, k: Any, sequences: int | None = None) -> Sizes:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from attngen.ir.backward import BackwardCompute
 from attngen.ir.base import Node
-from attngen.ir.expr import Apply, Load, Param, walk
+from attngen.ir.expr import Apply, Expr, Load, Param, atoms_of, walk
 from attngen.ir.forms import MaskForm
 from attngen.ir.gradient import GradientForm, GradientKind
 from attngen.ir.spec import AttentionSpec
@@ -24,6 +26,10 @@ PART_REGISTERS = 2
 FREE_PARTS = 8
 #: What the limits of a union of intervals hold where nothing else is evaluated element by element.
 CLAUSE_REGISTERS = 8
+#: Query rows of a step at most where a pair's element is read at a key that is looked up (lists of keys), and at head
+#: dims above 64, where other rows than 64 can be had: taller tiles spilled 64 to 516 bytes, since an index and an
+#: address wait with each element.
+LOOKED_UP_TILE_M, LOOKED_UP_WIDE = 64, 48
 #: What expressions get at least, where a tile can be had that leaves it.
 FEW_REGISTERS = 8
 
@@ -69,6 +75,12 @@ def expression_registers(form: MaskForm, gradient: GradientForm, has_score: bool
     return held + PART_REGISTERS * max(parts - FREE_PARTS, 0)
 
 
+def looks_up(exprs: Iterable[Expr]) -> bool:
+    """Whether an element for each pair is read at a key that another element names."""
+    loads = (n for e in exprs for n in walk(e) if isinstance(n, Load) and {"kv_idx", "q_idx"} <= atoms_of(n))
+    return any(isinstance(inner, Load) for n in loads for i in n.indices for inner in walk(i))
+
+
 def plan_compute(
     spec: AttentionSpec, form: MaskForm, gradient: GradientForm, candidate: Candidate
 ) -> BackwardCompute | Reject:
@@ -89,6 +101,9 @@ def plan_compute(
     transposed = m not in (64, 64 * WARPGROUPS)
     if transposed and (qk % 64 or splits):
         return Reject("compute", f"dQ^T = K^T dS^T takes head_dim_qk in multiples of 64, not {qk}", 2.0)
+    most = LOOKED_UP_WIDE if max(qk, v) > 64 and not qk % 64 else LOOKED_UP_TILE_M
+    if m > most and not splits and looks_up((gradient.score, *(c.coefficient for c in gradient.in_kernel))):
+        return Reject("compute", f"elements at keys that are looked up: at most {most} rows a step", 2.0)
     has_score = gradient.score.kind != "atom"
     extra = expression_registers(form, gradient, has_score)
     if candidate.for_expressions is not None:
