@@ -56,6 +56,9 @@ def bench(
         bool,
         typer.Option("--masks", help="What the metadata of a packed batch's mask costs: 128K tokens, beside Flex."),
     ] = False,
+    calls: Annotated[
+        bool, typer.Option("--calls", help="How long calls of each kind keep the host busy: tables, lists, segments.")
+    ] = False,
     only: Annotated[
         str | None,
         typer.Option("--only", help="Of a grid, parts whose names begin so, e.g. short,grouped, or window,softcap."),
@@ -82,8 +85,12 @@ def bench(
     from attngen.bench.cells import Work
     from attngen.bench.variants import AGAINST
 
-    if (spec is not None) + grid + variants + masks != 1:
-        raise common.Usage("give one SPEC to measure, or --grid for the usual grid, or --variants, or --masks")
+    if (spec is not None) + grid + variants + masks + calls != 1:
+        raise common.Usage("give one SPEC to measure, or --grid for the usual grid, or --variants, --masks, or --calls")
+    if calls:
+        from attngen.cli.bench_calls import calls as measure_calls
+
+        return measure_calls(rounds, target, as_json, save)
     if masks:
         from attngen.cli.bench_masks import masks as measure_masks
 

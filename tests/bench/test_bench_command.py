@@ -129,6 +129,27 @@ def test_the_command_measures_variants(monkeypatch, tmp_path, backward) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tries the command itself, on the CPU")
+def test_the_command_measures_calls(monkeypatch, tmp_path) -> None:
+    import functools
+
+    from typer.testing import CliRunner
+
+    from attngen.bench import calls
+    from attngen.cli.main import app
+
+    monkeypatch.setattr(common, "need_gpu", lambda what: None)
+    monkeypatch.setattr(calls, "host_us", lambda call, count: 1.5 if call() is not None else 0.0)
+    monkeypatch.setattr(calls, "measure", functools.partial(calls.measure, device="cpu"))
+    out = tmp_path / "c.json"
+    done = CliRunner().invoke(app, ["bench", "--calls", "--rounds", "1", "--save", str(out)])
+    assert done.exit_code == 0, done.output
+    found = json.loads(out.read_text())["calls"]
+    assert [x["name"] for x in found] == [k.name for k in calls.kinds()] and all(x["us"] == 1.5 for x in found)
+    assert "1.5 us, least     1.5   row lists, kept" in done.stderr
+    assert CliRunner().invoke(app, ["bench", "--calls", "--grid"]).exit_code == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tries the command itself, on the CPU")
 def test_the_command_measures_masks(monkeypatch, tmp_path) -> None:
     import functools
 
