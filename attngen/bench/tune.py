@@ -131,11 +131,11 @@ def steps(
         rates += yield Ask(planned, tuple(more), rough=True)
         plans += more
     what = f"{title or spec.name} {spec.head_dim_qk}/{spec.head_dim_v} {direction}"
-    for p, found in zip(plans, rates, strict=True):
-        log.info("%s: %s: %s TFLOP/s", what, choice_of(p).text, " ".join(f"{r:.0f}" for r in found))
+    _tell(f"{what}, roughly", plans, rates)
     static: list[Plan] = [planned.plans[planned.index(n, n)] for n in lengths]
     careful = list(dict.fromkeys([*static, *_near(plans, rates)]))
     tried, rates = len(plans), (yield Ask(planned, tuple(careful), rough=False))
+    _tell(f"{what}, carefully", careful, rates)
     chosen, limits = pick(careful, rates, tuple(lengths))
     record = Tuned(
         chip=chip,
@@ -156,6 +156,12 @@ def steps(
         tuple(max(column) for column in zip(*rates, strict=True)),
         tried,
     )
+
+
+def _tell(what: str, plans: Sequence[Plan], rates: Rates) -> None:
+    """Every plan's rates, for who looks for what the planner misses."""
+    for p, found in zip(plans, rates, strict=True):
+        log.info("%s: %s: %s TFLOP/s", what, choice_of(p).text, " ".join(f"{r:.0f}" for r in found))
 
 
 def choice_of(p: Plan) -> Choice:
