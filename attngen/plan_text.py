@@ -233,9 +233,10 @@ def _measured(p: KernelPlan) -> Iterator[str]:
     from attngen.targets import measured
 
     mask = "causal" if p.schedule.order == "lpt" else "full"
-    found = measured.seconds_per_flop(p.compute.head_dim_qk, p.compute.head_dim_v, mask, p.name)
+    group = (p.compute.head_dim_qk, p.compute.head_dim_v, mask)
+    found = measured.seconds_per_flop(*group, p.name)
     if found is not None:
-        rates = ", ".join(f"{n}: {1e-12 / t:.0f}" for n, t in zip(measured.lengths(), found, strict=True))
+        rates = ", ".join(f"{n}: {1e-12 / t:.0f}" for n, t in zip(measured.lengths(*group), found, strict=True))
         yield f"  measured   {mask}, TFLOP/s on an H200 by length: {rates}"
 
 

@@ -115,10 +115,12 @@ def steps(
     title: str = "",
     direction: Direction = "forward",
     known: Tuned | None = None,
+    usual: Callable[[PlanSet | BackwardPlanSet], Sequence[int]] | None = None,
 ) -> Generator[Ask, Rates, Outcome]:
     """`tune` as a coroutine: asks for measurements, is sent rates, so that whoever measures may serve several.
 
-    `known`: the record of an earlier run, whose plans compete again.
+    `known`: the record of an earlier run, whose plans compete again. `usual`: which of the planner's plans a call
+    takes at each length, where that is not by length alone.
     """
     planned = search.plan(spec, target) if direction == "forward" else search_backward.plan_backward(spec, target)
     earlier = _again(planned, known)
@@ -132,7 +134,8 @@ def steps(
         plans += more
     what = f"{title or spec.name} {spec.head_dim_qk}/{spec.head_dim_v} {direction}"
     _tell(f"{what}, roughly", plans, rates)
-    static: list[Plan] = [planned.plans[planned.index(n, n)] for n in lengths]
+    taken = usual(planned) if usual is not None else [planned.index(n, n) for n in lengths]
+    static: list[Plan] = [planned.plans[i] for i in taken]
     careful = list(dict.fromkeys([*static, *_near(plans, rates)]))
     tried, rates = len(plans), (yield Ask(planned, tuple(careful), rough=False))
     _tell(f"{what}, carefully", careful, rates)

@@ -16,8 +16,12 @@ from attngen.bench.cells import Work, usual_cell
 from attngen.bench.grid import GROUP, ODD_HEAD_DIMS, USUAL_HEAD_DIMS
 from attngen.bench.tune import Ask, Outcome, Rates, steps
 from attngen.bench.variants import CAP, slopes, starts
+from attngen.ir.backward import BackwardPlanSet
+from attngen.ir.plan import PlanSet
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.tuned import Direction, Tuned
+from attngen.passes import few
+from attngen.targets import sm90
 
 if TYPE_CHECKING:
     from attngen.bench.cells import Captured
@@ -42,6 +46,17 @@ class Row:
     work: tuple[Work, ...]
     direction: Direction = "forward"
 
+    def usual(self, planned: PlanSet | BackwardPlanSet) -> list[int]:
+        """Which of the planner's plans a call of each cell takes, as a launch finds it."""
+        found = [planned.index(n, n) for n in self.lengths]
+        if not isinstance(planned, PlanSet):
+            return found
+        paces, cells = few.paces(planned), [w.cell for w in self.work]
+        return [
+            few.pick(paces, i, c.batch * c.heads_q, c.seqlen_q, min(n, c.seqlen_kv), sm90.SMS)
+            for i, c, n in zip(found, cells, self.lengths, strict=True)
+        ]
+
 
 def row_of(title: str, work: Sequence[Work], direction: Direction = "forward") -> Row:
     """A row of work on one spec. Of cells that rows reach alike, whose plan is the same, the last is taken."""
@@ -53,7 +68,6 @@ def row_of(title: str, work: Sequence[Work], direction: Direction = "forward") -
 def plan_length(work: Work) -> int:
     """The length that names the plan of a cell, as a launch finds it."""
     from attngen.jit.reach import Reach
-    from attngen.passes import few
     from attngen.search import plan
 
     cell, longest = work.cell, max(work.cell.seqlen_q, work.cell.seqlen_kv)
@@ -197,9 +211,8 @@ def tune_all(
     while left or active:
         while left and sum(not f.done() for r in active for f in r.kernels.values()) <= gpu.jobs:
             row = left.pop(0)
-            run = steps(
-                row.spec, target, chip, row.lengths, candidates, finalists, row.title, row.direction, known(row)
-            )
+            shape, tries = (row.spec, target, chip, row.lengths), (candidates, finalists)
+            run = steps(*shape, *tries, row.title, row.direction, known(row), row.usual)
             active.append(_Run(row, run, next(run)))
             active[-1].asked(gpu)
         ready = next((r for r in active if all(f.done() for f in r.asked(gpu))), None)

@@ -56,14 +56,15 @@ def _times(served: list[KernelPlan]) -> tuple[tuple[int, ...], list[KernelPlan],
     """
     measured_plans: list[KernelPlan] = []
     rows: list[list[float]] = []
+    lengths: tuple[int, ...] = ()
     for p in served:
-        mask = "causal" if p.schedule.order == "lpt" else "full"
-        found = measured.seconds_per_flop(p.compute.head_dim_qk, p.compute.head_dim_v, mask, p.name)
+        group = p.compute.head_dim_qk, p.compute.head_dim_v, "causal" if p.schedule.order == "lpt" else "full"
+        lengths, found = measured.lengths(*group), measured.seconds_per_flop(*group, p.name)
         if found is not None:
             measured_plans.append(p)
             rows.append(list(found))
     if measured_plans:
-        return measured.lengths(), measured_plans, rows
+        return lengths, measured_plans, rows
     wide = [p for p in served if p.compute.tile_n >= MIN_TILE_N] or served
     return LENGTHS, wide, [[launch_cycles(p, n) for n in LENGTHS] for p in wide]
 

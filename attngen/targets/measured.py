@@ -15,14 +15,19 @@ def _table() -> dict[str, Any]:
     return table
 
 
-def lengths() -> tuple[int, ...]:
-    """Sequence lengths of the measurements, ascending."""
-    return tuple(_table()["lengths"])
+def lengths(head_dim_qk: int, head_dim_v: int, mask: str) -> tuple[int, ...]:
+    """Sequence lengths of a group's measurements, ascending; () where there are none. `mask`: full or causal."""
+    group = next((r for r in _table()["rows"] if _of(r) == (head_dim_qk, head_dim_v, mask)), None)
+    return () if group is None else tuple(group.get("lengths", _table()["lengths"]))
 
 
 def seconds_per_flop(head_dim_qk: int, head_dim_v: int, mask: str, tile: str) -> tuple[float, ...] | None:
-    """Inverse throughput of a tile at each of `lengths()`; None where it was not measured. `mask`: full or causal."""
+    """Inverse throughput of a tile at each of its group's `lengths`; None where it was not measured."""
     for row in _table()["rows"]:
-        if (row["head_dim_qk"], row["head_dim_v"], row["mask"], row["tile"]) == (head_dim_qk, head_dim_v, mask, tile):
+        if (*_of(row), row["tile"]) == (head_dim_qk, head_dim_v, mask, tile):
             return tuple(1e-12 / t for t in row["tflops"])
     return None
+
+
+def _of(row: dict[str, Any]) -> tuple[int, int, str]:
+    return row["head_dim_qk"], row["head_dim_v"], row["mask"]

@@ -108,8 +108,8 @@ def test_the_best_measured_tile_serves_the_longest() -> None:
 
 
 def test_the_table_of_measurements() -> None:
-    lengths = measured.lengths()
-    assert list(lengths) == sorted(lengths) and lengths[0] >= 128
+    assert measured.lengths(8, 8, "full") == ()
+    lengths = measured.lengths(128, 128, "full")
     found = measured.seconds_per_flop(128, 128, "full", "192x80")
     assert found is not None and len(found) == len(lengths) and all(1e-16 < t < 1e-14 for t in found)
     assert measured.seconds_per_flop(128, 128, "full", "64x16") is None
@@ -117,7 +117,10 @@ def test_the_table_of_measurements() -> None:
     rows = measured._table()["rows"]
     keys = [(r["head_dim_qk"], r["head_dim_v"], r["mask"], r["tile"]) for r in rows]
     assert len(set(keys)) == len(keys) and {r["mask"] for r in rows} == {"full", "causal"}
-    assert all(len(r["tflops"]) == len(lengths) for r in rows)
+    for q, v, mask, tile in keys:
+        lengths = measured.lengths(q, v, mask)
+        assert list(lengths) == sorted(lengths) and lengths[0] >= 128
+        assert len(measured.seconds_per_flop(q, v, mask, tile)) == len(lengths), "a group was measured in one run"
 
 
 def test_unmeasured_head_dims_take_no_narrow_tile() -> None:
