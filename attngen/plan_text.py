@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from attngen.diag.words import counted
@@ -236,8 +236,13 @@ def _measured(p: KernelPlan) -> Iterator[str]:
     group = (p.compute.head_dim_qk, p.compute.head_dim_v, mask)
     found = measured.seconds_per_flop(*group, p.name)
     if found is not None:
-        rates = ", ".join(f"{n}: {1e-12 / t:.0f}" for n, t in zip(measured.lengths(*group), found, strict=True))
-        yield f"  measured   {mask}, TFLOP/s on an H200 by length: {rates}"
+        yield measured_line(mask, measured.lengths(*group), found)
+
+
+def measured_line(mask: str, lengths: Sequence[int], found: Sequence[float]) -> str:
+    """Seconds a FLOP by length, as rates."""
+    rates = ", ".join(f"{n}: {1e-12 / t:.0f}" for n, t in zip(lengths, found, strict=True))
+    return f"  measured   {mask}, TFLOP/s on an H200 by length: {rates}"
 
 
 def rejected_lines(plans: PlanSet | BackwardPlanSet, everything: bool) -> Iterator[str]:

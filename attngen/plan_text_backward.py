@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from attngen.diag.words import counted
 from attngen.ir.gradient import GradientKind
+from attngen.passes.backward.choose import measured_lengths, rates
 from attngen.passes.epilogue import epilogue_slope, has_epilogue
-from attngen.plan_text import by_length_lines, kb, map_lines, rejected_lines
+from attngen.plan_text import by_length_lines, kb, map_lines, measured_line, rejected_lines
 
 if TYPE_CHECKING:
     from attngen.diag.diagnostic import Diagnostic
@@ -213,6 +214,8 @@ def _plan(p: BackwardPlan, deterministic: bool) -> Iterator[str]:
         f"issue {k.issue_cycles:.0f} cycles; {reduced_bytes(p)} B of fp32 reductions; "
         f"estimated {100 * k.efficiency:.0f} % of the dense MMA rate"
     )
+    if not deterministic and (found := rates(p)):
+        yield measured_line("full", measured_lengths(p), found)
 
 
 def reduced_bytes(p: BackwardPlan) -> int:

@@ -25,18 +25,20 @@ def choose(served: list[KernelPlan]) -> tuple[tuple[KernelPlan, ...], tuple[int,
     relative = [[t / b for t, b in zip(row, best, strict=True)] for row in times]
     anchor = min(range(len(served)), key=lambda i: sum(relative[i]))
     alike = [i for i, p in enumerate(served) if skeleton(p) == skeleton(served[anchor])]
-    plans, limits = fewest({i: relative[i] for i in alike}, lengths)
+    plans, limits = fewest({i: relative[i] for i in alike}, lengths, WORTH)
     return tuple(served[i] for i in plans), limits
 
 
-def fewest(relative: dict[int, list[float]], lengths: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def fewest(
+    relative: dict[int, list[float]], lengths: tuple[int, ...], worth: float
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The plans worth their compile time and their limits. `relative`: of each plan, its time over the best's at each
-    of the lengths, which ascend.
+    of the lengths, which ascend; `worth`: the share of the time, on average, that another plan saves at least.
     """
     by_count = splits(relative, lengths)
     chosen = by_count[0]
     for split in by_count[1:]:
-        if split[0] < chosen[0] - WORTH * len(lengths):
+        if split[0] < chosen[0] - worth * len(lengths):
             chosen = split
     return chosen[1], chosen[2]
 

@@ -115,9 +115,10 @@ def test_zeroes_of_later_heads(d: int, clauses: str, shape: Shape, workers: int)
     verify(made, call(spec, shape), seeds=(0, 1), sms=workers, workers=workers)
 
 
-def test_lower_steps_of_short_calls() -> None:
+@pytest.mark.parametrize("clauses", [CAUSAL, ""], ids=["causal", "full"])
+def test_lower_steps_of_short_calls(clauses: str) -> None:
     """The first of two plans: dQ by columns and in two slots, where that of long calls has it transposed and in one."""
-    spec = written(128, 0, CAUSAL)
+    spec = written(128, 0, clauses)
     short = plan_backward(spec).plans[0]
     made = kernels(spec, tile=short.name)
     assert not short.compute.dq_transposed and made.plans.plans == (short,) and short.memory.dq_stages == 2

@@ -17,7 +17,7 @@ from attngen.ir.backward import BackwardPlanSet
 from attngen.ir.gradient import GradientKind
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType
-from attngen.passes.backward.choose import of_one_wave
+from attngen.passes.backward.choose import measured_lengths, of_one_wave, rates
 from attngen.passes.backward.compute import Candidate
 from attngen.plan_text_backward import turn_words
 from attngen.search_backward import candidates, plan_backward
@@ -75,6 +75,17 @@ def test_operands_are_split_only_where_nothing_else_fits() -> None:
         found = plan_backward(written(d, dv))
         split = [p.compute.splits_operands for p in (*found.plans, *found.others)]
         assert not split[0] or all(split), f"{d} {dv}"
+
+
+def test_measurements_rank_full_attention() -> None:
+    """A tile that no score weighs down and no turn holds up, in the order in which it was the faster one."""
+    found = plan_backward(written(128))
+    assert [p.name for p in found.plans] == ["64x128", "80x128"] and set_faults(found) == []
+    short, long = (rates(p) or () for p in found.plans)
+    lengths = measured_lengths(found.long_plan)
+    assert found.limits == (max(n for n, a, b in zip(lengths, short, long, strict=True) if a < b),)
+    for clauses in (DETERMINISTIC, MASKS["score"], "block_sparse { q = 128, kv = 128, lists = given }"):
+        assert len(plan_backward(written(128, 128, clauses)).plans) == 1, clauses
 
 
 def test_one_wave_takes_the_plan_whose_longest_walk_ends_first() -> None:

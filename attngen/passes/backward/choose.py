@@ -15,11 +15,15 @@ from attngen.ir.spec import AttentionSpec
 from attngen.passes.backward.cost import WALK_CYCLES
 from attngen.passes.backward.order import tiles_seen
 from attngen.passes.choose import LENGTHS as ALL_LENGTHS
-from attngen.passes.choose import fewest
+from attngen.passes.choose import WORTH, fewest
+from attngen.targets import measured
 
 #: Lengths at which plans are compared, and those halfway: where walks are short, some tokens more are a step more of
 #: one plan and none of another. Shorter calls take what the kernels around the main one take.
 LENGTHS = tuple(sorted({m for n in ALL_LENGTHS for m in (n, n * 3 // 2) if 512 <= m <= ALL_LENGTHS[-1]}))
+#: What another plan must save on average where plans were measured: the longest calls, which training repeats, gain a
+#: per cent by taller steps at two or three of the lengths. A model is not as sharp.
+MEASURED_WORTH = 0.002
 
 
 def choose(
@@ -27,19 +31,23 @@ def choose(
 ) -> tuple[tuple[BackwardPlan, ...], tuple[int, ...]]:
     """At most MAX_PLANS plans and the lengths up to which each serves, all of one kernel class (`skeleton`).
 
-    One plan, the cheapest pair's, where a call decides how long walks are. Operands are split, for twice the fp32 sums
-    into dQ, only where nothing else fits.
+    Ranked by what was measured where some candidates were, then only those compete. One plan, the cheapest pair's,
+    where a call decides how long walks are. Operands are split, for twice the fp32 sums into dQ, only where nothing
+    else fits.
     """
     whole = [p for p in served if not p.compute.splits_operands] or served[:1]
     usual = min(whole, key=lambda p: p.cost.cycles / (p.compute.tile_m * p.compute.tile_n))
     alike = [p for p in whole if skeleton(p) == skeleton(usual)]
-    times = [_times(spec, form, p, deterministic) for p in alike]
-    if len(alike) == 1 or any(row is None for row in times):
+    lengths, worth = measured_lengths(usual), MEASURED_WORTH
+    known = {i: row for i, p in enumerate(alike) if not deterministic and (row := rates(p))}
+    if not known:
+        lengths, worth = LENGTHS, WORTH
+        known = {i: row for i, p in enumerate(alike) if (row := _times(spec, form, p, deterministic))}
+    if not known:
         return (usual,), ()
-    known = [row for row in times if row is not None]
-    best = [min(column) for column in zip(*known, strict=True)]
-    relative = {i: [t / b for t, b in zip(row, best, strict=True)] for i, row in enumerate(known)}
-    plans, limits = fewest(relative, LENGTHS)
+    best = [min(column) for column in zip(*known.values(), strict=True)]
+    relative = {i: [t / b for t, b in zip(row, best, strict=True)] for i, row in known.items()}
+    plans, limits = fewest(relative, lengths, worth)
     return tuple(alike[i] for i in plans), limits
 
 
@@ -60,11 +68,25 @@ def skeleton(p: BackwardPlan) -> tuple[Node | bool | int | str, ...]:
     return (c.splits_operands, c.has_score, *walk, m.ds_stages, m.p_stages, m.p_bytes, p.mask)
 
 
+def rates(p: BackwardPlan) -> Sequence[float] | None:
+    """Seconds a FLOP at each of `measured_lengths`, where this tile was measured in full attention."""
+    c, m = p.compute, p.mask
+    if c.has_score or m.walk == "map" or not m.form.is_full:
+        return None
+    return measured.seconds_per_flop(c.head_dim_qk, c.head_dim_v, "full", p.name, direction="backward")
+
+
+def measured_lengths(p: BackwardPlan) -> tuple[int, ...]:
+    """Lengths at which tiles of these head dims were measured in full attention."""
+    return measured.lengths(p.compute.head_dim_qk, p.compute.head_dim_v, "full", direction="backward")
+
+
 def _times(spec: AttentionSpec, form: MaskForm, p: BackwardPlan, deterministic: bool) -> list[float] | None:
     """Cycles of one square head at each of `LENGTHS`; None: a call decides."""
     if p.mask.walk == "map":
         return None
-    times, c = [], p.compute
+    times: list[float] = []
+    c = p.compute
     for length in LENGTHS:
         seen = tiles_seen(spec, form, c.tile_m, c.tile_n, length, deterministic)
         if seen is None:
