@@ -33,7 +33,7 @@ def callable_of(
     """
     from attngen.jit.composed import front
     from attngen.jit.identity import portable_json
-    from attngen.passes.parts import is_composed, kernel_spec, parts
+    from attngen.passes.parts import Part, is_composed, kernel_spec, parts
     from attngen.passes.selected import is_selected
     from attngen.passes.serves import why_not
 
@@ -49,17 +49,24 @@ def callable_of(
         from attngen.jit.unserved import ReferenceAttention
 
         return ReferenceAttention(spec, target, reasons, recipe)
-    if is_selected(spec):
+
+    def of_part(p: Part) -> Attention | SelectedAttention:
+        kernel = _attention(p.spec, target, cache, progress)
+        if p.listed is None:
+            return kernel
         from attngen.jit.selected import SelectedAttention
 
+        return SelectedAttention(p.listed, kernel, (_rebuild, (portable_json(p.listed), *recipe[1][1:])))
+
+    if is_selected(spec) and not is_composed(spec):
         three = spec.replace(layout=Layout.BSHD) if spec.layout is Layout.PACKED_QKV else spec
-        selected = SelectedAttention(three, _attention(kernel_spec(spec), target, cache, progress), recipe)
+        selected = of_part(Part(spec.name, kernel_spec(spec), three))
         return selected if three is spec else front(spec, selected, recipe)
     whole = kernel_spec(spec)
     if whole is spec and not is_composed(spec):
         return _attention(spec, target, cache, progress)
-    kernels = {p.name: _attention(p.spec, target, cache, progress) for p in parts(spec)}
-    inner: Attention | SeveralAttention = kernels[next(iter(kernels))]
+    kernels = {p.name: of_part(p) for p in parts(spec)}
+    inner: Attention | SeveralAttention | SelectedAttention = kernels[next(iter(kernels))]
     if is_composed(spec):
         from attngen.jit.several import SeveralAttention
 

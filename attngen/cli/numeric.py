@@ -145,6 +145,7 @@ def _plans(
     more: dict[str, Any],
 ) -> list[Outcome]:
     """Every plan; of a spec of several kernels, the first plans of all parts together, then the second ones, …"""
+    from attngen.passes.parts import is_composed
     from attngen.passes.selected import is_selected
     from attngen.passes.serves import served_parts
     from attngen.search import plan
@@ -154,6 +155,8 @@ def _plans(
     except AttnError as fault:
         return [Outcome("plan", case, skipped=_why(fault))]
     q, k, v = (_double(x) for x in qkv)
+    if is_selected(spec) and is_composed(spec):
+        return [Outcome("plan", case, skipped="keys of a part are gathered by lists")]
     if is_selected(spec):
         ((_, plans),) = found
         return [_by_lists(spec, p, plans.spec, case, exact, (q, k, v), arguments) for p in plans.with_small]

@@ -97,7 +97,7 @@ def verify(
     import torch
 
     from attngen.cli.numeric import Outcome, by_parts, nth
-    from attngen.passes.parts import parts
+    from attngen.passes.parts import is_composed, parts
     from attngen.passes.placed import places_of
     from attngen.passes.selected import is_selected
     from attngen.passes.serves import served_parts
@@ -119,7 +119,10 @@ def verify(
     except AttnError as fault:
         why = "; ".join(f"{d.code}: {d.message}" for d in fault.diagnostics)
         return [*outcomes, Outcome("plan", case, skipped=why)]
-    if is_selected(spec):
+    if is_selected(spec) and is_composed(spec):
+        outcomes.append(Outcome("plan", case, skipped="keys of a part are gathered by lists"))
+        found = []
+    elif is_selected(spec):
         outcomes += _by_lists(spec, found[0], case, made, params, exact)
         found = []
     plain = None if any(places_of(spec, x) for x in spec.segments) else unrounded.replace(layout=Layout.BSHD)

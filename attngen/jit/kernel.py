@@ -119,6 +119,11 @@ class Attention(Made):
     # -- what it is ------------------------------------------------------------------------------------------------
 
     @property
+    def kernels(self) -> tuple[Attention, ...]:
+        """Itself."""
+        return (self,)
+
+    @property
     def plan_set(self) -> PlanSet:
         """The plans behind the kernel, with the rejected candidates."""
         if self._planned is None:

@@ -17,6 +17,7 @@ from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout
 from attngen.jit import contract
 from attngen.jit.atoms import extents_of
+from attngen.jit.backward import Backward
 from attngen.jit.gathered import gathered
 from attngen.jit.kernel import Attention
 from attngen.jit.lists import ListTables
@@ -75,6 +76,21 @@ class SelectedAttention(Made):
         """The Attention over gathered keys."""
         return (self.inner,)
 
+    @property
+    def binder(self) -> Binder:
+        """What its calls take by name, but for a handle."""
+        return self._binder
+
+    @property
+    def backward(self) -> Backward:
+        """That of the kernel."""
+        return self.inner.backward
+
+    @property
+    def keeps_tables(self) -> bool:
+        """Whether calls take `tables=`, a handle."""
+        return NAME not in self._binder.names
+
     def explain(self) -> str:
         """How keys are gathered, and what was planned for them, as `attngen explain` prints it."""
         return f"{describe(self.spec)}\n\n{self.inner.explain()}"
@@ -93,7 +109,7 @@ class SelectedAttention(Made):
 
         Raises: AttnError E0601 where a tensor or param of the spec has its name.
         """
-        if NAME in self._binder.names:
+        if not self.keeps_tables:
             raise nothing_to_keep(self.spec)
         return ListTables()
 
@@ -122,7 +138,7 @@ class SelectedAttention(Made):
         **named: Any,
     ) -> Any:
         """See the class."""
-        kept = None if NAME in self._binder.names else self._kept(named.pop(NAME, None))
+        kept = None if not self.keeps_tables else self._kept(named.pop(NAME, None))
         if self._bhsd:
             q, k, v = (x.transpose(1, 2) if isinstance(x, Tensor) and x.ndim == 4 else x for x in (q, k, v))
         if isinstance(self._binder, RaggedBinder):

@@ -22,10 +22,14 @@ from attngen.jit.named import Binder
 from attngen.jit.ragged import RaggedBinder
 from attngen.jit.recipe import Made, Recipe
 from attngen.jit.segments import check_segments, places_of_keys, segments_of
+from attngen.jit.selected import SelectedAttention
 from attngen.jit.shapes import axes_of
 from attngen.jit.tables import NAME, PartTables, no_handle, nothing_to_keep
 from attngen.jit.together import Together
 from attngen.passes.placed import places_of
+
+#: What serves a part: its kernel, or a gather in front of it.
+OfPart = Attention | SelectedAttention
 
 
 class _Call(NamedTuple):
@@ -56,7 +60,7 @@ class SeveralAttention(Made):
     def __init__(
         self,
         spec: AttentionSpec,
-        parts: Mapping[str, Attention],
+        parts: Mapping[str, OfPart],
         recipe: Recipe,
         make: Callable[[AttentionSpec], Attention],
     ) -> None:
@@ -77,14 +81,14 @@ class SeveralAttention(Made):
 
     @property
     def kernels(self) -> tuple[Attention, ...]:
-        """The parts in order."""
-        return tuple(self.parts.values())
+        """Those of the parts in order."""
+        return tuple(k for a in self.parts.values() for k in a.kernels)
 
     def explain(self) -> str:
         """How the parts are put together, then each of them, as `attngen explain` prints it."""
         from attngen.passes.parts import describe
 
-        return "\n\n".join([describe(self.spec), *(a.explain() for a in self.kernels)])
+        return "\n\n".join([describe(self.spec), *(a.explain() for a in self.parts.values())])
 
     def compile(
         self, device: int | None = None, *, backward: bool | Sequence[str] = False, group: int | None = None
@@ -97,19 +101,19 @@ class SeveralAttention(Made):
                 a.compile(device, group=group)
             if backward is False:
                 return self
-        for a in self.kernels:
+        for part in self.parts.values():
             wanted = backward
             if not isinstance(backward, bool):
                 names = [backward] if isinstance(backward, str) else backward
-                wanted = [n for n in names if n in a.backward.names]
-            a.compile(device, backward=wanted, group=group)
+                wanted = [n for n in names if n in part.backward.names]
+            part.compile(device, backward=wanted, group=group)
         return self
 
     def tables(self) -> PartTables:
         """As `Attention.tables`, of every part whose mask has tables or a tile map. Raises: AttnError E0601 (none)."""
         if not self._keep:
             raise nothing_to_keep(self.spec)
-        return PartTables(self._keep)
+        return PartTables({n: self.parts[n].tables() for n in self._keep})
 
     def __repr__(self) -> str:
         return f"<attngen.SeveralAttention {self.spec.name} of {', '.join(self.parts)}>"
@@ -241,7 +245,7 @@ class SeveralAttention(Made):
                 raise autograd.lost_gradient(self.spec.name, name)
 
     def _part(
-        self, name: str, attention: Attention, call: _Call, keywords: Any, named: Mapping[str, Any], kept: Any
+        self, name: str, attention: OfPart, call: _Call, keywords: Any, named: Mapping[str, Any], kept: Any
     ) -> Any:
         names = attention.binder.names - ({NAME} if attention.keeps_tables else set())  # the part's handle is `kept`
         own: Any = {n: x for n, x in named.items() if n in names} | call.lengths | ({NAME: kept} if kept else {})
@@ -250,7 +254,7 @@ class SeveralAttention(Made):
             return attention(call.q, call.k, call.v, **traced, **own)
         return self._run(name, attention, call, {**keywords, **own})
 
-    def _run(self, name: str, attention: Attention, call: _Call, keywords: Mapping[str, Any]) -> Any:
+    def _run(self, name: str, attention: OfPart, call: _Call, keywords: Mapping[str, Any]) -> Any:
         """One kernel; a fault says whose it is."""
         try:
             return attention(call.q, call.k, call.v, **keywords)

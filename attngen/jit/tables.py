@@ -5,7 +5,7 @@ Only specs whose mask has tables or a map come here; the call path of the others
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -94,14 +94,14 @@ class Tables:
 
 
 class PartTables:
-    """`Tables` for each part of an attention by several kernels, under its name: `kept = attn.tables()`, then
+    """The handle of each part of an attention by several kernels, under its name: `kept = attn.tables()`, then
     `tables=kept` as with one kernel. A part keeps what its own mask needs.
     """
 
     __slots__ = ("_key", "_lengths", "_places", "parts")
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self.parts = {name: Tables() for name in names}
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        self.parts = dict(parts)
         self.clear()
 
     def clear(self) -> None:

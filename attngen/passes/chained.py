@@ -32,6 +32,8 @@ def chained(spec: AttentionSpec) -> tuple[Part, ...]:
     if not is_composed(spec) or names & {PRIOR, PRIOR_LSE} or (spec.segments and _reads_own_keys(spec)):
         return ()
     found, alone = [], parts(spec)
+    if any(p.listed is not None for p in alone):  # what is gathered has other rows
+        return ()
     merges = bool(spec.segments) and spec.normalizer is Normalizer.SOFTMAX
     between = None if len(alone) == 2 else DType.F32
     for i, part in enumerate(alone):

@@ -31,6 +31,8 @@ class Part:
 
     name: str
     spec: AttentionSpec
+    #: The softmax as the spec says it, where its keys are gathered by lists: `spec` is then that over gathered keys.
+    listed: AttentionSpec | None = None
 
 
 def is_composed(spec: AttentionSpec) -> bool:
@@ -43,7 +45,7 @@ def kernel_spec(spec: AttentionSpec) -> AttentionSpec:
 
     A spec that takes them so already is returned as it is. Listed keys are gathered: `passes.selected`.
     """
-    if is_selected(spec):
+    if is_selected(spec) and not is_composed(spec):
         return selected_spec(spec)
     changes: dict[str, object] = {}
     notes: list[str] = []
@@ -63,18 +65,24 @@ def parts(spec: AttentionSpec) -> tuple[Part, ...]:
     whole = kernel_spec(spec)
     if spec.branches:
         found = [
-            Part(b.name, _alone(whole, b.name, b.score, b.mask, b.sink, "one branch of", b.span)) for b in spec.branches
+            _by_lists(b.name, _alone(whole, b.name, b.score, b.mask, b.sink, "one branch of", b.span))
+            for b in spec.branches
         ]
     elif spec.segments:
         main = MAIN if all(s.name != MAIN for s in spec.segments) else f"{MAIN}_"
         own = _alone(whole, main, spec.score, spec.mask, spec.sink, "the call's own keys of", spec.span)
-        found = [Part(main, own)]
+        found = [_by_lists(main, own)]
         for s in spec.segments:
             alone = _alone(whole, s.name, s.score, s.mask, None, "one KV segment of", s.span)
             found.append(Part(s.name, in_segment(alone)))
     else:
         found = [Part(spec.name, whole)]
     return tuple(found)
+
+
+def _by_lists(name: str, alone: AttentionSpec) -> Part:
+    """The part of that name, over gathered keys where lists say which."""
+    return Part(name, kernel_spec(alone), alone) if is_selected(alone) else Part(name, alone)
 
 
 def _alone(
@@ -146,12 +154,12 @@ def formula(spec: AttentionSpec) -> str:
 
 def describe(spec: AttentionSpec) -> str:
     """What `attngen explain` says of the whole: its formula and its parts, or how keys are gathered."""
-    if is_selected(spec):
+    if is_selected(spec) and not is_composed(spec):
         return describe_gather(spec)
     names = ", ".join(p.name for p in parts(spec))
     then = [] if isinstance(spec.epilogue, Atom) else [f"  then      {_printed(spec.epilogue)}, in torch"]
     lines = [f"{spec.name}: {len(parts(spec))} kernels, put together in torch: {names}", f"  {formula(spec)}", *then]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(describe_gather(p.listed) for p in parts(spec) if p.listed is not None)])
 
 
 def _printed(e: Expr) -> str:

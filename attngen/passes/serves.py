@@ -44,12 +44,11 @@ def why_not(spec: AttentionSpec, target: str) -> tuple[Diagnostic, ...]:
             ),
         )
     found = chain(_gaps(spec), _of_ragged(spec))
-    if is_selected(spec):
-        found = chain(
-            _of_lists(spec), _of_ragged(spec), () if spec.branches or spec.segments else _gaps(selected_spec(spec))
-        )
-    elif is_composed(spec):
-        found = chain(gaps(spec), _of_ragged(spec), _of_views(spec), *(_gaps(p.spec) for p in parts(spec)))
+    lists = _of_lists(spec) if is_selected(spec) else ()
+    if is_composed(spec):
+        found = chain(gaps(spec), lists, _of_ragged(spec), _of_views(spec), *(_gaps(p.spec) for p in parts(spec)))
+    elif is_selected(spec):
+        found = chain(lists, _of_ragged(spec), _gaps(selected_spec(spec)))
     return tuple(
         Diagnostic(
             "E0402", f"{sm90.NAME} kernels do not serve {what} yet", Label(span) if span else None,
@@ -132,8 +131,6 @@ def _of_lists(spec: AttentionSpec) -> Iterator[tuple[str, Span | None, str]]:
     span = spec.block_sparse.span if spec.block_sparse is not None else None
     what = "lists of single keys or for single rows"
     yield from _taken(spec, OWN_NAMES, "a kernel over listed keys has")
-    if spec.branches or spec.segments:
-        yield f"{what} with {'branches' if spec.branches else 'KV segments'}", span, "use blocks of both, 64 x 64 say"
     if spec.layout is Layout.PAGED:
         yield f"{what} in layout {spec.layout}", spec.span or span, "use another layout"
     if spec.layout is Layout.PACKED_QKV:

@@ -63,7 +63,7 @@ def test_a_handle_for_each_part_that_keeps_one(layout: str, monkeypatch: pytest.
     one, two = kept.parts["packed"], attn.tables()
     kept.clear()
     assert kept.parts["packed"] is one and two.parts["packed"] is not one
-    for bad in (Tables(), 3, PartTables(["near"])):
+    for bad in (Tables(), 3, PartTables({"near": Tables()})):
         with pytest.raises(AttnError, match="`tables` must be what") as fault:
             attn((q, q), (k, k), k, tables=bad, **named)
         assert fault.value.code == "E0604"
@@ -75,7 +75,7 @@ def test_parts_without_tables() -> None:
         attn.tables()
     q = torch.zeros(1, 3, 2, 64, dtype=torch.bfloat16)
     with pytest.raises(AttnError, match="E0601"):
-        attn((q, q), (q, q), q, doc=torch.zeros(1, 3, dtype=torch.int32), tables=PartTables([]))
+        attn((q, q), (q, q), q, doc=torch.zeros(1, 3, dtype=torch.int32), tables=PartTables({}))
 
 
 def test_a_name_of_the_callers() -> None:

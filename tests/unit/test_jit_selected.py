@@ -223,7 +223,6 @@ def test_lists_that_are_refused(blocks: Any, code: str, words: str) -> None:
         ("  layout = paged\n", "in layout paged"),
         ("  layout = packed_qkv\n  v = k[0:64]\n", "packed_qkv with V as a view of K"),
         ("  v = k[0:64]\n", "with V as a view of K"),
-        ("  segment past {\n  }\n", "with KV segments"),
     ],
 )
 def test_what_is_refused(more: str, words: str) -> None:

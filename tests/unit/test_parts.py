@@ -128,7 +128,6 @@ def test_asking_for_one_of_several() -> None:
     [
         (SEGMENTS.replace("LAYOUT", "paged"), "layout paged with KV segments"),
         (BRANCHES.replace("v = 128", "v = 264"), "v = 264"),
-        (SEGMENTS.replace("LAYOUT", "bshd\n  block_sparse { q = 1, kv = 64, lists = given }"), "with KV segments"),
     ],
 )
 def test_what_is_refused(changed: str, words: str) -> None:
