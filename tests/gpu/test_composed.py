@@ -120,11 +120,23 @@ def test_lists(q: int, kv: int) -> None:
     )
 
 
-def listed(q: int, kv: int) -> tuple[Any, AttentionSpec, torch.Tensor, torch.Tensor]:
+def test_lists_beside_a_segment() -> None:
+    """Lists are of the call's own keys; what the gather gives back and the segment's gradients meet in dQ."""
+    attn, mapped, lists, seen = listed(64, 1, "  segment past { }\n")
+    leaves = [random(2, n, h, 64, seed=i) for i, (n, h) in enumerate(((200, 4), (333, 2), (333, 2), (70, 2), (70, 2)))]
+    q, k, v, *past = leaves
+    agree(
+        attn(q, k, v, blocks=lists, segments={"past": tuple(past)}, return_lse=True),
+        leaves,
+        lambda f, x: f(mapped, *x[:3], tensors={"seen": seen.cuda()}, segments={"past": (x[3], x[4])}),
+    )
+
+
+def listed(q: int, kv: int, more: str = "") -> tuple[Any, AttentionSpec, torch.Tensor, torch.Tensor]:
     """The callable on lists, its meaning by a map, and both of 200 rows and 333 keys."""
-    attn = attngen.build(HEAD + f"  block_sparse {{ q = {q}, kv = {kv}, lists = given }}\n}}\n")
+    attn = attngen.build(HEAD + f"  block_sparse {{ q = {q}, kv = {kv}, lists = given }}\n{more}}}\n")
     read = f"q_pos and seen[b, h_kv, q_idx // {q}, kv_idx // {kv}]\n"
-    mapped = load_spec(HEAD.replace("q_pos\n", read) + "  tensor seen: bool[batch, heads_kv, rows, keys]\n}\n")
+    mapped = load_spec(HEAD.replace("q_pos\n", read) + f"  tensor seen: bool[batch, heads_kv, rows, keys]\n{more}}}\n")
     rows, count = -(-200 // q), -(-333 // kv)
     lists = torch.randint(-1, count + 1, (2, 2, rows, 40), generator=torch.Generator().manual_seed(q + kv))
     places = torch.where((lists < 0) | (lists >= count), count, lists)
