@@ -111,7 +111,7 @@ def check_view(spec: AttentionSpec) -> CheckView:
         tensors=tuple(Captured(safe_name(t.name), fold(_maker(t, spec))) for t in spec.tensors),
         is_bhsd=spec.layout is Layout.BHSD,
         params=str(len(spec.params)),
-        packed=_packed(spec),
+        packed=fold(_packed(spec)),
         uses_floor_div="floor_div" in printer.used,
         uses_has_bit="has_bit" in printer.used,
         uses_log2="log2" in printer.used,

@@ -39,6 +39,16 @@ def test_lines(clause: str, layout: str, name: str) -> None:
     assert max(map(len, lines)) <= 120
 
 
+def test_many_tensors() -> None:
+    """The self-check of a ragged kernel says in a line which axes of each tensor hold all sequences."""
+    names = [f"x{i}" for i in range(40)]
+    declared = "".join(f"  tensor {n}: f32[heads_q]\n" for n in names)
+    score = " + ".join(f"{n}[h]" for n in names)
+    text = f"attn 1\nattention many {{\n  head_dim = 64\n  layout = varlen\n{declared}  score = s + {score}\n}}\n"
+    lines = attngen.compile(text, only="forward").text.splitlines()
+    assert max(map(len, lines)) <= 120
+
+
 def test_segment_over_documents() -> None:
     """The kernel over a segment reads the call's own keys where their sequence begins: an index as long as a line."""
     text = """attn 1
