@@ -14,7 +14,7 @@ import torch
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
 from attngen.jit.lists import Listed, ListTables, listed
-from attngen.jit.modes import is_dynamo
+from attngen.jit.modes import learns
 from attngen.jit.named import TORCH_DTYPE, broadcast
 from attngen.jit.row_blocks import RowBlocks, into_blocks, out_of_blocks
 from attngen.jit.shapes import Sizes, sizes_of
@@ -111,11 +111,6 @@ def gathered(
     own = {n: broadcast(x, decls[n], sizes) if n in decls else x for n, x in named.items() if n not in lengths}
     own |= {**_sizes(spec, sizes, group), **keys.places, SELECTED: keys.picked}
     return Gathered(q, ks, vs, own, shape, (hq, hkv), rows, packed, keys.blocks, whole, out)
-
-
-def learns(*given: Any) -> bool:
-    """Whether a gradient of one of them is asked for, or torch traces the call."""
-    return is_dynamo() or (torch.is_grad_enabled() and any(x.requires_grad for x in given))
 
 
 def _view_of_blocks(x: Tensor, rows: int, heads: int, group: int, packed: bool) -> Tensor | None:

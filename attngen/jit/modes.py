@@ -22,3 +22,8 @@ def is_dual(*given: Any) -> bool:
         return False
     unpack: Any = forward_ad.unpack_dual
     return any(unpack(x).tangent is not None for x in given if isinstance(x, torch.Tensor))
+
+
+def learns(*given: torch.Tensor) -> bool:
+    """Whether a gradient of one of them is asked for, or torch traces the call."""
+    return is_dynamo() or (grad_enabled() and any(x.requires_grad for x in given))

@@ -16,6 +16,7 @@ import torch
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import Layout
 from attngen.jit.atoms import extents_of
+from attngen.jit.modes import learns
 from attngen.jit.shapes import Sizes
 
 Tensor = torch.Tensor
@@ -103,12 +104,16 @@ def _no_sequence(total: int, device: Any) -> RowBlocks:
 
 def into_blocks(x: Tensor, blocks: RowBlocks) -> Tensor:
     """Rows x (rows of q, …) as the blocks hold them, (N * q, …); 0 where none stands."""
+    if not learns(x):
+        return _taken(x, blocks.row, blocks.full, 0.0)
     moved: Tensor = _Moved.apply(x, blocks.row, blocks.full, blocks.place, blocks.there, 0.0)  # type: ignore[no-untyped-call]
     return moved
 
 
 def out_of_blocks(x: Tensor, blocks: RowBlocks, fill: float) -> Tensor:
     """The way back; `fill` in rows of no sequence."""
+    if not learns(x):
+        return _taken(x, blocks.place, blocks.there, fill)
     moved: Tensor = _Moved.apply(x, blocks.place, blocks.there, blocks.row, blocks.full, fill)  # type: ignore[no-untyped-call]
     return moved
 
