@@ -33,6 +33,15 @@ def head_bytes(c: BackwardCompute, do_stages: int, dq_stages: int, p_stages: int
     return aligned(-(-4 * words // 128) * 128 + statistics)
 
 
+def step_columns(extent: int) -> int:
+    """Columns of a row of Q or dO, where there is room: whole swizzles of 128 bytes where the forward takes those.
+
+    Swizzles of 64 bytes in place of 32 gained nothing here (head dim 144).
+    """
+    columns = row_columns(extent)
+    return columns if columns % 64 == 0 else extent
+
+
 def plan_memory(c: BackwardCompute, exact_p: bool = False) -> BackwardMemory | Reject:
     """Lay out K, V, Q, dO, dS, and the staged dQ or the exchanged P, in fp32 where `exact_p`.
 
@@ -40,13 +49,13 @@ def plan_memory(c: BackwardCompute, exact_p: bool = False) -> BackwardMemory | R
               operands and dQ leaves from registers, sPeerK (half of the columns of the other CTA's keys), sdO[2 or 1],
               sdS[2] of the keys of both CTAs, and sP[2 or 1]
     Keeps     1024-byte alignment of every tile (128-byte swizzle); dK and dV leave through the bytes of K and V; rows
-              of Q and dO, which every step loads, of whole swizzles of at least 64 bytes where that costs no stage
+              of Q and dO, which every step loads, of whole swizzles of 128 bytes where that costs no stage
     Rejects   tiles that do not fit with one stage of the last
     """
     qk, v, m, two = c.head_dim_qk_padded, c.head_dim_v_padded, c.tile_m, 2
     p_bytes = 4 if exact_p else 2
     found: BackwardMemory | Reject
-    rows = dict.fromkeys(((row_columns(qk), row_columns(v)), (qk, v)))  # of each step: few boxes, where they fit
+    rows = dict.fromkeys(((step_columns(qk), step_columns(v)), (qk, v)))  # wide where they fit
     stages_of = ((2, 2), (2, 1), (1, 2), (1, 1)) if c.splits_operands else ((2, 2), (2, 1))
     for (do_stages, stages), (q_columns, do_columns) in product(stages_of, rows):
         shapes = [
