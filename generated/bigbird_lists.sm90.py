@@ -53,7 +53,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0cd04b74489a06cf94c6e1a60433cd64efbaff742b38384344f9d8e5b1e27b69",
-    "body_sha256": "5bf53d38e9eb2e82dff696a2bd9dd052c782ee7c391d72bb2ca96ffa86df9f9a",
+    "body_sha256": "27a8007dad15e3e83a61cc9bf1dd7ce450622f94de6ea9d01bde0d4bf16d6e65",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -1043,7 +1043,7 @@ class AttentionForward:
             frag_p=frag_p,
             frag_a=as_operand_a(frag_p),
             acc_o=cute.make_rmem_tensor(thr_pv.partition_shape_C((64, HEAD_DIM_V)), Float32),
-            row_ref=cute.make_rmem_tensor((2,), Float32),  # reference: the maximum as of the last rescaling, log2 units
+            row_ref=cute.make_rmem_tensor((2,), Float32),  # what the exponentials subtract, log2 units
             row_sum=cute.make_rmem_tensor((2,), Float32),  # sum of P over this thread's columns
             o_scale=cute.make_rmem_tensor((2,), Float32),  # what O still has to be multiplied by
             scale_log2=p.softmax_scale * LOG2E,

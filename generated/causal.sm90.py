@@ -54,7 +54,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "77aa443f2ba40026d5ae10e9108b0ce9e65dbf91987f7e902b75f75f47409910",
-    "body_sha256": "846702a23bdb9b5d828063ee69a010e69da53ca8533019b160a2ff7c84ce3cac",
+    "body_sha256": "0f038fb6d099ece9269694f26747cefedabb377d0db1d4d05979c87e129f697d",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -714,7 +714,7 @@ class AttentionForward:
             frag_p=frag_p,
             frag_a=as_operand_a(frag_p),
             acc_o=cute.make_rmem_tensor(thr_pv.partition_shape_C((64, HEAD_DIM_V)), Float32),
-            row_ref=cute.make_rmem_tensor((2,), Float32),  # reference: the maximum as of the last rescaling, log2 units
+            row_ref=cute.make_rmem_tensor((2,), Float32),  # what the exponentials subtract, log2 units
             row_sum=cute.make_rmem_tensor((2,), Float32),  # sum of P over this thread's columns
             o_scale=cute.make_rmem_tensor((2,), Float32),  # what O still has to be multiplied by
             scale_log2=p.softmax_scale * LOG2E,

@@ -54,7 +54,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "09651213de96b580f596fbc7a13a3456037f4e96bf39347604d83fb769d2b5ac",
-    "body_sha256": "eb4a368afd87c1e4599d3bf52ec6c8aaf184dfa875d2ade7f887c3b342d70670",
+    "body_sha256": "7206597448531b2e4952ddcdcc32fb34d139ad769fb5d3f310088e8ee8392246",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -683,7 +683,7 @@ class AttentionForward:
             frag_p=frag_p,
             frag_a=as_operand_a(frag_p),
             acc_o=cute.make_rmem_tensor(thr_pv.partition_shape_C((64, HEAD_DIM_V)), Float32),
-            row_ref=cute.make_rmem_tensor((2,), Float32),  # reference: the maximum as of the last rescaling, log2 units
+            row_ref=cute.make_rmem_tensor((2,), Float32),  # what the exponentials subtract, log2 units
             row_sum=cute.make_rmem_tensor((2,), Float32),  # sum of P over this thread's columns
             o_scale=cute.make_rmem_tensor((2,), Float32),  # what O still has to be multiplied by
             scale_log2=p.softmax_scale * LOG2E,

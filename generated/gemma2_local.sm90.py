@@ -56,7 +56,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "a5a3ee990b70112f77ae0082ef59137ab6df651faf7fff08b7cade3e82acf8c6",
-    "body_sha256": "410b15d2fea70a6d26bfaae60b2659e42d76594dde1601485a408c96be2f9b34",
+    "body_sha256": "670efbd28bb5896cadd59add6117cc427483812d3593b554d29c042ff4b674f0",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -712,7 +712,7 @@ class AttentionForward:
             frag_p=frag_p,
             frag_a=as_operand_a(frag_p),
             acc_o=cute.make_rmem_tensor(thr_pv.partition_shape_C((64, HEAD_DIM_V)), Float32),
-            row_ref=cute.make_rmem_tensor((2,), Float32),  # reference: the maximum as of the last rescaling, log2 units
+            row_ref=cute.make_rmem_tensor((2,), Float32),  # what the exponentials subtract, log2 units
             row_sum=cute.make_rmem_tensor((2,), Float32),  # sum of P over this thread's columns
             scale_log2=self.score_factor(p, b, h),  # what makes log2 units of what `score` gives
         )

@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "ab7efb4d26c195b234ba98ec0eadc128a46ebfb856443c937fadc10ba0da8463",
-    "body_sha256": "33b731133a2aad7057cf5cd6102782af2c8946eb98c22abbbe092dddeb085c28",
+    "body_sha256": "61bcd651533e55d8249aee4682863131c55a2f72bb81d1ec9c4c083c9237691b",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -709,7 +709,7 @@ class AttentionForward:
             frag_p=frag_p,
             frag_a=as_operand_a(frag_p),
             acc_o=cute.make_rmem_tensor(thr_pv.partition_shape_C((64, HEAD_DIM_V)), Float32),
-            row_ref=cute.make_rmem_tensor((2,), Float32),  # reference: the maximum as of the last rescaling, log2 units
+            row_ref=cute.make_rmem_tensor((2,), Float32),  # what the exponentials subtract, log2 units
             row_sum=cute.make_rmem_tensor((2,), Float32),  # sum of P over this thread's columns
             o_scale=cute.make_rmem_tensor((2,), Float32),  # what O still has to be multiplied by
             scale_log2=p.softmax_scale * LOG2E,

@@ -55,7 +55,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "68caaca6f8866a9ed9a0e6d0dd75271a3e614975750593dc34d4de20a830f34f",
-    "body_sha256": "d277d8b87b00438f024c446ecb2fb60365b5ba9abf64423be92bd56308d64ede",
+    "body_sha256": "30c143315116c458b1d8a6f82879223e33adfcc3f4c3dc14d2479cf3c0b0bf4b",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -742,7 +742,7 @@ class AttentionForward:
             frag_p=frag_p,
             frag_a=as_operand_a(frag_p),
             acc_o=cute.make_rmem_tensor(thr_pv.partition_shape_C((64, HEAD_DIM_V)), Float32),
-            row_ref=cute.make_rmem_tensor((2,), Float32),  # reference: the maximum as of the last rescaling, log2 units
+            row_ref=cute.make_rmem_tensor((2,), Float32),  # what the exponentials subtract, log2 units
             row_sum=cute.make_rmem_tensor((2,), Float32),  # sum of P over this thread's columns
             o_scale=cute.make_rmem_tensor((2,), Float32),  # what O still has to be multiplied by
             scale_log2=p.softmax_scale * LOG2E,

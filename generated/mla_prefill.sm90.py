@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "e996f4ec5030b41c0a073655fe574025f7d7e53f5a6b5aaad2cae4856250813e",
-    "body_sha256": "da1a85817634f2188822ff38c7e0864e88bac714bb567e6326aa59d2695a83e8",
+    "body_sha256": "94b2277504eaa507fa08ff44c93010aaca3809bff29ff8f0d0e87ad418868b5e",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -733,7 +733,7 @@ class AttentionForward:
             frag_p=frag_p,
             frag_a=as_operand_a(frag_p),
             acc_o=cute.make_rmem_tensor(thr_pv.partition_shape_C((64, HEAD_DIM_V)), Float32),
-            row_ref=cute.make_rmem_tensor((2,), Float32),  # reference: the maximum as of the last rescaling, log2 units
+            row_ref=cute.make_rmem_tensor((2,), Float32),  # what the exponentials subtract, log2 units
             row_sum=cute.make_rmem_tensor((2,), Float32),  # sum of P over this thread's columns
             o_scale=cute.make_rmem_tensor((2,), Float32),  # what O still has to be multiplied by
             scale_log2=p.softmax_scale * LOG2E,

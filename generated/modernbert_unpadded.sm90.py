@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0903924f07108d85fb9619611fb53d9f68161226a764665a96de6a84560fea71",
-    "body_sha256": "18b6c4a22d08c565072b9d67cb12d288f622972ab29869b2bdcba7ab88e56ec9",
+    "body_sha256": "2e72137cafd5ee838eac86f39f818316ea96be8b5a2baada50f05c8d8a2b7d4d",
     "layout": "varlen",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -844,7 +844,7 @@ class AttentionForward:
             frag_p=frag_p,
             frag_a=as_operand_a(frag_p),
             acc_o=cute.make_rmem_tensor(thr_pv.partition_shape_C((64, HEAD_DIM_V)), Float32),
-            row_ref=cute.make_rmem_tensor((2,), Float32),  # reference: the maximum as of the last rescaling, log2 units
+            row_ref=cute.make_rmem_tensor((2,), Float32),  # what the exponentials subtract, log2 units
             row_sum=cute.make_rmem_tensor((2,), Float32),  # sum of P over this thread's columns
             o_scale=cute.make_rmem_tensor((2,), Float32),  # what O still has to be multiplied by
             scale_log2=p.softmax_scale * LOG2E,

@@ -55,7 +55,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0e36a0a04680916081cafd12260357a86ee4407e18ddcaaf30350e9f81befdd4",
-    "body_sha256": "6666c0d8bd81bbc2f08b5800396500fea820b703b216cce7d8af9f72e4e36d9a",
+    "body_sha256": "905fdccda487dd75c0888660fae56bf374f2149c9f507612838b16f31d373c6e",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -721,7 +721,7 @@ class AttentionForward:
             frag_p=frag_p,
             frag_a=as_operand_a(frag_p),
             acc_o=cute.make_rmem_tensor(thr_pv.partition_shape_C((64, HEAD_DIM_V)), Float32),
-            row_ref=cute.make_rmem_tensor((2,), Float32),  # reference: the maximum as of the last rescaling, log2 units
+            row_ref=cute.make_rmem_tensor((2,), Float32),  # what the exponentials subtract, log2 units
             row_sum=cute.make_rmem_tensor((2,), Float32),  # sum of P over this thread's columns
             o_scale=cute.make_rmem_tensor((2,), Float32),  # what O still has to be multiplied by
             scale_log2=p.softmax_scale * LOG2E,

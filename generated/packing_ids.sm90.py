@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "47e4a10b4b007945faaa09f4b2e8b0406eba0d405cc5d8f60192abe6f66e51e6",
-    "body_sha256": "4d81652336cef4408cf8263a2a17ecbc3ee84099f598f8c011e263fe4fca9de9",
+    "body_sha256": "9a3a4b6f27d6272730755693513464ad132731ac84a6b46c3fef3dc1881632d5",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -828,7 +828,7 @@ class AttentionForward:
             frag_p=frag_p,
             frag_a=as_operand_a(frag_p),
             acc_o=cute.make_rmem_tensor(thr_pv.partition_shape_C((64, HEAD_DIM_V)), Float32),
-            row_ref=cute.make_rmem_tensor((2,), Float32),  # reference: the maximum as of the last rescaling, log2 units
+            row_ref=cute.make_rmem_tensor((2,), Float32),  # what the exponentials subtract, log2 units
             row_sum=cute.make_rmem_tensor((2,), Float32),  # sum of P over this thread's columns
             o_scale=cute.make_rmem_tensor((2,), Float32),  # what O still has to be multiplied by
             scale_log2=p.softmax_scale * LOG2E,

@@ -53,7 +53,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "6f2cbbeb569654ec5a669e6ef24363f11572899b9bbb5245387db928c97d14bc",
-    "body_sha256": "67fb20f9fbae99fb02d772641dfa05ba875190efb65d7d779190fa2e0852d072",
+    "body_sha256": "5c08e9cde2f65411b18831c1b975cbbdd026f44de34438924e5078fcfc568f63",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -721,7 +721,7 @@ class AttentionForward:
             frag_p=frag_p,
             frag_a=as_operand_a(frag_p),
             acc_o=cute.make_rmem_tensor(thr_pv.partition_shape_C((64, HEAD_DIM_V)), Float32),
-            row_ref=cute.make_rmem_tensor((2,), Float32),  # reference: the maximum as of the last rescaling, log2 units
+            row_ref=cute.make_rmem_tensor((2,), Float32),  # what the exponentials subtract, log2 units
             row_sum=cute.make_rmem_tensor((2,), Float32),  # sum of P over this thread's columns
             o_scale=cute.make_rmem_tensor((2,), Float32),  # what O still has to be multiplied by
             scale_log2=p.softmax_scale * LOG2E,

@@ -56,7 +56,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "179838e7cb9806fd20cbf4f7252479be82434b832a2eefb06081956d66fe9a56",
-    "body_sha256": "16f6ae1cedf38a39504e03d8049cde10a02cd3953dc6e4f664093c9139d053a0",
+    "body_sha256": "7ff14d45396d9e82f46da72b843d24aef959d2d3d87bb8ad16bd55ab18574397",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -713,7 +713,7 @@ class AttentionForward:
             frag_a=as_operand_a(frag_p),
             distances=t.distances[None, 4 * wg + warp_in_wg],
             acc_o=cute.make_rmem_tensor(thr_pv.partition_shape_C((64, HEAD_DIM_V)), Float32),
-            row_ref=cute.make_rmem_tensor((2,), Float32),  # reference: the maximum as of the last rescaling, log2 units
+            row_ref=cute.make_rmem_tensor((2,), Float32),  # what the exponentials subtract, log2 units
             row_sum=cute.make_rmem_tensor((2,), Float32),  # sum of P over this thread's columns
             o_scale=cute.make_rmem_tensor((2,), Float32),  # what O still has to be multiplied by
             scale_log2=Float32(1.0),  # what makes log2 units of what `score` gives

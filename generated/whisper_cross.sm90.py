@@ -54,7 +54,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "bb68f6b9f42d904cab2ede1e68b354627933ba294dd4cd0fb119dc23981e5d54",
-    "body_sha256": "4154c23e993c02539b4de549f60625071a1cdebc7f264e0a850c14f5aca746e9",
+    "body_sha256": "3fe6ca200ddbfd61e567b10b8d2c15c6b1aeceee77c457a614af075ed8f3f701",
     "layout": "bhsd",
     "dtype": "fp16",
     "out_dtype": "fp16",
@@ -688,7 +688,7 @@ class AttentionForward:
             frag_p=frag_p,
             frag_a=as_operand_a(frag_p),
             acc_o=cute.make_rmem_tensor(thr_pv.partition_shape_C((64, HEAD_DIM_V)), Float32),
-            row_ref=cute.make_rmem_tensor((2,), Float32),  # reference: the maximum as of the last rescaling, log2 units
+            row_ref=cute.make_rmem_tensor((2,), Float32),  # what the exponentials subtract, log2 units
             row_sum=cute.make_rmem_tensor((2,), Float32),  # sum of P over this thread's columns
             o_scale=cute.make_rmem_tensor((2,), Float32),  # what O still has to be multiplied by
             scale_log2=p.softmax_scale * LOG2E,
