@@ -53,7 +53,7 @@ def meta_of(plan_set: BackwardPlanSet, kernel_id: str) -> dict[str, Any]:
             "deterministic": plan_set.deterministic,
             "plans": [_plan_meta(p) for p in plan_set.plans],
             "limits": list(plan_set.limits),
-            **({"step_cycles": [round(p.cost.cycles) for p in plan_set.plans]} if plan_set.limits else {}),
+            **({"step_cycles": list(cycles)} if (cycles := plan_set.step_cycles) else {}),
             "gradients": [{"tensor": c.tensor, "kind": c.kind.value} for c in plan_set.gradient.contributions],
             **map_meta(plan_set.plans[0].mask.map, plan_set.spec, by_keys=True, turns=plan_set.deterministic),
         },

@@ -221,6 +221,14 @@ class BackwardPlanSet(Node):
         extents = ((p.memory, p.compute) for p in self.plans)
         return any(m.q_columns > c.head_dim_qk_padded or m.do_columns > c.head_dim_v_padded for m, c in extents)
 
+    @property
+    def step_cycles(self) -> tuple[int, ...]:
+        """Estimated cycles of a full step of each plan, by which a call of few KV tiles chooses; () where it need not:
+        there is one plan, or walks are about equal, so that the longest is no longer than the mean.
+        """
+        uneven = bool(self.limits) and self.long_plan.mask.grows
+        return tuple(round(p.cost.cycles) for p in self.plans) if uneven else ()
+
     def index(self, seqlen_q: int, seqlen_kv: int) -> int:
         """Which plan serves these lengths."""
         return plan_at(self.limits, max(seqlen_q, seqlen_kv))

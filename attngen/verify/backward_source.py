@@ -186,7 +186,7 @@ def _meta(meta: Any, plan_set: BackwardPlanSet) -> Iterator[str]:
     keys = ("name", "tile_m", "tile_n", "cluster", "threads", "smem_bytes", "workspace_per_tile", "part_words")
     if [tuple(p.get(k) for k in keys) for p in stated.get("plans", ())] != plans:
         yield f"ATTN_META states other plans than {plans}"
-    cycles = [round(p.cost.cycles) for p in plan_set.plans] if plan_set.limits else None
+    cycles = list(plan_set.step_cycles) or None
     if stated.get("step_cycles") != cycles:
         yield f"ATTN_META states steps of {stated.get('step_cycles')} cycles, the plans {cycles}"
     if stated.get("limits") != list(plan_set.limits) or stated.get("deterministic") != plan_set.deterministic:

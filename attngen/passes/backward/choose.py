@@ -21,9 +21,9 @@ from attngen.targets import measured
 #: Lengths at which plans are compared, and those halfway: where walks are short, some tokens more are a step more of
 #: one plan and none of another. Shorter calls take what the kernels around the main one take.
 LENGTHS = tuple(sorted({m for n in ALL_LENGTHS for m in (n, n * 3 // 2) if 512 <= m <= ALL_LENGTHS[-1]}))
-#: What another plan must save on average where plans were measured: the longest calls, which training repeats, gain a
-#: per cent by taller steps at two or three of the lengths. A model is not as sharp.
-MEASURED_WORTH = 0.002
+#: What another plan must save on average where plans were measured: half a per cent at the longest lengths, of calls
+#: that take tens of ms and that training repeats. A model is not as sharp.
+MEASURED_WORTH = 0.001
 
 
 def choose(
