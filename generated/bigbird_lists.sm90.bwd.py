@@ -60,7 +60,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0cd04b74489a06cf94c6e1a60433cd64efbaff742b38384344f9d8e5b1e27b69",
-    "body_sha256": "c9b329c0a9dc45e001d6e41e6e7c2ecd02349d275c41be4c728bd782d4c13b9c",
+    "body_sha256": "dae8d1bf753eb323ca802051cc0081fa66f6c4dd24d96a202b4697cb324c85e0",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -209,12 +209,6 @@ def gemm(mma, acc, a, b, accumulate):
     warpgroup.commit_group()
 
 
-def zero_fill(acc):
-    """Zeros that the compiler cannot make again behind a fence: a WGMMA needs its sums before, or waits for others."""
-    for i in range(cute.size(acc)):
-        acc[i] = cute.arch.inline_ptx("mov.b32 {$w0}, 0f00000000;", write_only_types=[Float32])
-
-
 def as_operand_a(frag):
     """An accumulator ((2, 2, N / 8), 1, 1) seen as the A operand ((2, 2, 2), 1, N / 16) of the next GEMM."""
     layout = cute.logical_divide(frag.layout, ((None, None, 2), None, None))
@@ -269,6 +263,12 @@ def publish(bar, lane):
     cute.arch.fence_view_async_shared()
     cute.arch.sync_warp()
     arrive_if(bar, lane == 0)
+
+
+def zero_fill(acc):
+    """Zeros that the compiler cannot make again later: a move between running WGMMAs would serialise them."""
+    for i in range(cute.size(acc)):
+        acc[i] = cute.arch.inline_ptx("mov.b32 {$w0}, 0f00000000;", write_only_types=[Float32])
 
 
 def row_of_four(words, lane):

@@ -53,7 +53,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0cd04b74489a06cf94c6e1a60433cd64efbaff742b38384344f9d8e5b1e27b69",
-    "body_sha256": "6fa30d8c0abc0f76e388f5b789e34af2478479f7dc9ef9985f0c3917371aea3b",
+    "body_sha256": "27a8007dad15e3e83a61cc9bf1dd7ce450622f94de6ea9d01bde0d4bf16d6e65",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -167,12 +167,6 @@ def gemm(mma, acc, a, b, accumulate):
         cute.gemm(mma, acc, a[None, None, k], b[None, None, k], acc)
         mma.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.commit_group()
-
-
-def zero_fill(acc):
-    """Zeros that the compiler cannot make again behind a fence: a WGMMA needs its sums before, or waits for others."""
-    for i in range(cute.size(acc)):
-        acc[i] = cute.arch.inline_ptx("mov.b32 {$w0}, 0f00000000;", write_only_types=[Float32])
 
 
 def as_operand_a(frag):
@@ -948,10 +942,10 @@ class AttentionForward:
 
     def first_tile(self, w, rings, i, n_block, masked):
         """S = Q K^T of the first KV tile, its softmax, P. There is no GEMM to overlap with yet. `i` counts K uses."""
-        zero_fill(w.acc_o)
         rings.k.wait(i)
         warpgroup.fence()
         gemm(w.mma_qk, w.acc_s, w.frag_q, w.frag_k[None, None, None, i % self.kv_stages], False)
+        w.acc_o.fill(0.0)
         warpgroup.wait_group(0)
         rings.k.release(i)
         self.finish_first(w, n_block, masked)

@@ -61,7 +61,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "77aa443f2ba40026d5ae10e9108b0ce9e65dbf91987f7e902b75f75f47409910",
-    "body_sha256": "e15fba60ca73dc62fa4890a54d1c68618b03e524b9f36aafa39691d601826fe1",
+    "body_sha256": "0105a95684d6dd610e06c0fa523a1cbbec8e667e1e34f5fb7bbd3a8a0889706a",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -236,12 +236,6 @@ def gemm(mma, acc, a, b, accumulate):
     warpgroup.commit_group()
 
 
-def zero_fill(acc):
-    """Zeros that the compiler cannot make again behind a fence: a WGMMA needs its sums before, or waits for others."""
-    for i in range(cute.size(acc)):
-        acc[i] = cute.arch.inline_ptx("mov.b32 {$w0}, 0f00000000;", write_only_types=[Float32])
-
-
 def as_operand_a(frag):
     """An accumulator ((2, 2, N / 8), 1, 1) seen as the A operand ((2, 2, 2), 1, N / 16) of the next GEMM."""
     layout = cute.logical_divide(frag.layout, ((None, None, 2), None, None))
@@ -281,6 +275,12 @@ def publish(bar, lane):
     cute.arch.fence_view_async_shared()
     cute.arch.sync_warp()
     arrive_if(bar, lane == 0)
+
+
+def zero_fill(acc):
+    """Zeros that the compiler cannot make again later: a move between running WGMMAs would serialise them."""
+    for i in range(cute.size(acc)):
+        acc[i] = cute.arch.inline_ptx("mov.b32 {$w0}, 0f00000000;", write_only_types=[Float32])
 
 
 def transpose_8x8(pair):

@@ -61,7 +61,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "d62b019e4e8f627ea14e12f667b0a5bbbec5e2d3aa1e3805f3e758955fbf66aa",
-    "body_sha256": "5fe4318de3c5c7ee80b0278abd11d3231adb8ac7d21cba26947a23398c7cca19",
+    "body_sha256": "8d8a4ed5b6ccd5a5a413220a409903d2ef16c523525b9934c07be99cc49613f4",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -236,12 +236,6 @@ def gemm(mma, acc, a, b, accumulate):
     warpgroup.commit_group()
 
 
-def zero_fill(acc):
-    """Zeros that the compiler cannot make again behind a fence: a WGMMA needs its sums before, or waits for others."""
-    for i in range(cute.size(acc)):
-        acc[i] = cute.arch.inline_ptx("mov.b32 {$w0}, 0f00000000;", write_only_types=[Float32])
-
-
 def as_operand_a(frag):
     """An accumulator ((2, 2, N / 8), 1, 1) seen as the A operand ((2, 2, 2), 1, N / 16) of the next GEMM."""
     layout = cute.logical_divide(frag.layout, ((None, None, 2), None, None))
@@ -281,6 +275,12 @@ def publish(bar, lane):
     cute.arch.fence_view_async_shared()
     cute.arch.sync_warp()
     arrive_if(bar, lane == 0)
+
+
+def zero_fill(acc):
+    """Zeros that the compiler cannot make again later: a move between running WGMMAs would serialise them."""
+    for i in range(cute.size(acc)):
+        acc[i] = cute.arch.inline_ptx("mov.b32 {$w0}, 0f00000000;", write_only_types=[Float32])
 
 
 def transpose_8x8(pair):

@@ -63,7 +63,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "a5a3ee990b70112f77ae0082ef59137ab6df651faf7fff08b7cade3e82acf8c6",
-    "body_sha256": "8a7d8b08b3973735c0a0cad36beceabd609c5df133a6fe72127bc192befe4296",
+    "body_sha256": "386f2533e8bcd53bad2ae62e65d06dd544fc9afb1e6884e62ce0ded1212c54dc",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -203,12 +203,6 @@ def gemm(mma, acc, a, b, accumulate):
     warpgroup.commit_group()
 
 
-def zero_fill(acc):
-    """Zeros that the compiler cannot make again behind a fence: a WGMMA needs its sums before, or waits for others."""
-    for i in range(cute.size(acc)):
-        acc[i] = cute.arch.inline_ptx("mov.b32 {$w0}, 0f00000000;", write_only_types=[Float32])
-
-
 def as_operand_a(frag):
     """An accumulator ((2, 2, N / 8), 1, 1) seen as the A operand ((2, 2, 2), 1, N / 16) of the next GEMM."""
     layout = cute.logical_divide(frag.layout, ((None, None, 2), None, None))
@@ -275,6 +269,12 @@ def publish(bar, lane):
     cute.arch.fence_view_async_shared()
     cute.arch.sync_warp()
     arrive_if(bar, lane == 0)
+
+
+def zero_fill(acc):
+    """Zeros that the compiler cannot make again later: a move between running WGMMAs would serialise them."""
+    for i in range(cute.size(acc)):
+        acc[i] = cute.arch.inline_ptx("mov.b32 {$w0}, 0f00000000;", write_only_types=[Float32])
 
 
 def row_of_four(words, lane):

@@ -56,7 +56,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "a5a3ee990b70112f77ae0082ef59137ab6df651faf7fff08b7cade3e82acf8c6",
-    "body_sha256": "bf7ab6b916bdfd786901c062789c64aad6f175e83e019965f91ed1a7b4e76942",
+    "body_sha256": "670efbd28bb5896cadd59add6117cc427483812d3593b554d29c042ff4b674f0",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -169,12 +169,6 @@ def gemm(mma, acc, a, b, accumulate):
         cute.gemm(mma, acc, a[None, None, k], b[None, None, k], acc)
         mma.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.commit_group()
-
-
-def zero_fill(acc):
-    """Zeros that the compiler cannot make again behind a fence: a WGMMA needs its sums before, or waits for others."""
-    for i in range(cute.size(acc)):
-        acc[i] = cute.arch.inline_ptx("mov.b32 {$w0}, 0f00000000;", write_only_types=[Float32])
 
 
 def as_operand_a(frag):
@@ -601,10 +595,10 @@ class AttentionForward:
 
     def first_tile(self, w, rings, i, n_block, masked):
         """S = Q K^T of the first KV tile, its softmax, P. There is no GEMM to overlap with yet. `i` counts K uses."""
-        zero_fill(w.acc_o)
         rings.k.wait(i)
         warpgroup.fence()
         gemm(w.mma_qk, w.acc_s, w.frag_q, w.frag_k[None, None, None, i % self.kv_stages], False)
+        w.acc_o.fill(0.0)
         warpgroup.wait_group(0)
         rings.k.release(i)
         self.finish_first(w, n_block, masked)

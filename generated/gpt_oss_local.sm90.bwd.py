@@ -63,7 +63,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "ab7efb4d26c195b234ba98ec0eadc128a46ebfb856443c937fadc10ba0da8463",
-    "body_sha256": "13ecd9bfac847e54749361ebcab7830869cd59640b2653ac4854f6e86c5aee91",
+    "body_sha256": "09759e3d5556390206ea46de03e24b0f69b2509656d9a287fbb138a8af442bd3",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -215,12 +215,6 @@ def gemm(mma, acc, a, b, accumulate):
     warpgroup.commit_group()
 
 
-def zero_fill(acc):
-    """Zeros that the compiler cannot make again behind a fence: a WGMMA needs its sums before, or waits for others."""
-    for i in range(cute.size(acc)):
-        acc[i] = cute.arch.inline_ptx("mov.b32 {$w0}, 0f00000000;", write_only_types=[Float32])
-
-
 def as_operand_a(frag):
     """An accumulator ((2, 2, N / 8), 1, 1) seen as the A operand ((2, 2, 2), 1, N / 16) of the next GEMM."""
     layout = cute.logical_divide(frag.layout, ((None, None, 2), None, None))
@@ -268,6 +262,12 @@ def publish(bar, lane):
     cute.arch.fence_view_async_shared()
     cute.arch.sync_warp()
     arrive_if(bar, lane == 0)
+
+
+def zero_fill(acc):
+    """Zeros that the compiler cannot make again later: a move between running WGMMAs would serialise them."""
+    for i in range(cute.size(acc)):
+        acc[i] = cute.arch.inline_ptx("mov.b32 {$w0}, 0f00000000;", write_only_types=[Float32])
 
 
 def row_of_four(words, lane):

@@ -62,7 +62,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0903924f07108d85fb9619611fb53d9f68161226a764665a96de6a84560fea71",
-    "body_sha256": "4110b7a8c6bcf98ba7902c6a97db6263438ba080a634acbb024b97577d01c271",
+    "body_sha256": "9f8ae1cd8c8e2fcb3cf73f5e8268409b353fcc9ba815e42a15d4cc27bf13847a",
     "layout": "varlen",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -210,12 +210,6 @@ def gemm(mma, acc, a, b, accumulate):
     warpgroup.commit_group()
 
 
-def zero_fill(acc):
-    """Zeros that the compiler cannot make again behind a fence: a WGMMA needs its sums before, or waits for others."""
-    for i in range(cute.size(acc)):
-        acc[i] = cute.arch.inline_ptx("mov.b32 {$w0}, 0f00000000;", write_only_types=[Float32])
-
-
 def as_operand_a(frag):
     """An accumulator ((2, 2, N / 8), 1, 1) seen as the A operand ((2, 2, 2), 1, N / 16) of the next GEMM."""
     layout = cute.logical_divide(frag.layout, ((None, None, 2), None, None))
@@ -255,6 +249,12 @@ def publish(bar, lane):
     cute.arch.fence_view_async_shared()
     cute.arch.sync_warp()
     arrive_if(bar, lane == 0)
+
+
+def zero_fill(acc):
+    """Zeros that the compiler cannot make again later: a move between running WGMMAs would serialise them."""
+    for i in range(cute.size(acc)):
+        acc[i] = cute.arch.inline_ptx("mov.b32 {$w0}, 0f00000000;", write_only_types=[Float32])
 
 
 def row_of_four(words, lane):

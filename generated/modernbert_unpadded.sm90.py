@@ -57,7 +57,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0903924f07108d85fb9619611fb53d9f68161226a764665a96de6a84560fea71",
-    "body_sha256": "de7076ff5b0ae256bb1c460e434a47991a9c52ddcd790244f9a7b9a4789d3e99",
+    "body_sha256": "2e72137cafd5ee838eac86f39f818316ea96be8b5a2baada50f05c8d8a2b7d4d",
     "layout": "varlen",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -181,12 +181,6 @@ def gemm(mma, acc, a, b, accumulate):
         cute.gemm(mma, acc, a[None, None, k], b[None, None, k], acc)
         mma.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.commit_group()
-
-
-def zero_fill(acc):
-    """Zeros that the compiler cannot make again behind a fence: a WGMMA needs its sums before, or waits for others."""
-    for i in range(cute.size(acc)):
-        acc[i] = cute.arch.inline_ptx("mov.b32 {$w0}, 0f00000000;", write_only_types=[Float32])
 
 
 def as_operand_a(frag):
@@ -738,10 +732,10 @@ class AttentionForward:
 
     def first_tile(self, w, rings, i, n_block, masked):
         """S = Q K^T of the first KV tile, its softmax, P. There is no GEMM to overlap with yet. `i` counts K uses."""
-        zero_fill(w.acc_o)
         rings.k.wait(i)
         warpgroup.fence()
         gemm(w.mma_qk, w.acc_s, w.frag_q, w.frag_k[None, None, None, i % self.kv_stages], False)
+        w.acc_o.fill(0.0)
         warpgroup.wait_group(0)
         rings.k.release(i)
         self.finish_first(w, n_block, masked)

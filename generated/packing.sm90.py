@@ -55,7 +55,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "0e36a0a04680916081cafd12260357a86ee4407e18ddcaaf30350e9f81befdd4",
-    "body_sha256": "9ab09637b222f338c96a7d048b0a0a34cd58d0ea42e573a93b543aee9c2b1b35",
+    "body_sha256": "905fdccda487dd75c0888660fae56bf374f2149c9f507612838b16f31d373c6e",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -179,12 +179,6 @@ def gemm(mma, acc, a, b, accumulate):
         cute.gemm(mma, acc, a[None, None, k], b[None, None, k], acc)
         mma.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.commit_group()
-
-
-def zero_fill(acc):
-    """Zeros that the compiler cannot make again behind a fence: a WGMMA needs its sums before, or waits for others."""
-    for i in range(cute.size(acc)):
-        acc[i] = cute.arch.inline_ptx("mov.b32 {$w0}, 0f00000000;", write_only_types=[Float32])
 
 
 def as_operand_a(frag):
@@ -608,10 +602,10 @@ class AttentionForward:
 
     def first_tile(self, w, rings, i, n_block, masked):
         """S = Q K^T of the first KV tile, its softmax, P. There is no GEMM to overlap with yet. `i` counts K uses."""
-        zero_fill(w.acc_o)
         rings.k.wait(i)
         warpgroup.fence()
         gemm(w.mma_qk, w.acc_s, w.frag_q, w.frag_k[None, None, None, i % self.kv_stages], False)
+        w.acc_o.fill(0.0)
         warpgroup.wait_group(0)
         rings.k.release(i)
         self.finish_first(w, n_block, masked)

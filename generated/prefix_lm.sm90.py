@@ -53,7 +53,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "6f2cbbeb569654ec5a669e6ef24363f11572899b9bbb5245387db928c97d14bc",
-    "body_sha256": "85c3e316893a92237f81d54bcd2010e44db59d958aad132a982065155f87d1e8",
+    "body_sha256": "5c08e9cde2f65411b18831c1b975cbbdd026f44de34438924e5078fcfc568f63",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -170,12 +170,6 @@ def gemm(mma, acc, a, b, accumulate):
         cute.gemm(mma, acc, a[None, None, k], b[None, None, k], acc)
         mma.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.commit_group()
-
-
-def zero_fill(acc):
-    """Zeros that the compiler cannot make again behind a fence: a WGMMA needs its sums before, or waits for others."""
-    for i in range(cute.size(acc)):
-        acc[i] = cute.arch.inline_ptx("mov.b32 {$w0}, 0f00000000;", write_only_types=[Float32])
 
 
 def as_operand_a(frag):
@@ -609,10 +603,10 @@ class AttentionForward:
 
     def first_tile(self, w, rings, i, n_block, masked):
         """S = Q K^T of the first KV tile, its softmax, P. There is no GEMM to overlap with yet. `i` counts K uses."""
-        zero_fill(w.acc_o)
         rings.k.wait(i)
         warpgroup.fence()
         gemm(w.mma_qk, w.acc_s, w.frag_q, w.frag_k[None, None, None, i % self.kv_stages], False)
+        w.acc_o.fill(0.0)
         warpgroup.wait_group(0)
         rings.k.release(i)
         self.finish_first(w, n_block, masked)

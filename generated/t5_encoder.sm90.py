@@ -56,7 +56,7 @@ ATTN_META = {
     "target": "sm_90a",
     "codegen": 1,
     "spec_sha256": "179838e7cb9806fd20cbf4f7252479be82434b832a2eefb06081956d66fe9a56",
-    "body_sha256": "c74ee20fcc7d64f1a304cca2009458df347d4327a1c08cb1e78bfece12ee1544",
+    "body_sha256": "7ff14d45396d9e82f46da72b843d24aef959d2d3d87bb8ad16bd55ab18574397",
     "layout": "bshd",
     "dtype": "bf16",
     "out_dtype": "bf16",
@@ -171,12 +171,6 @@ def gemm(mma, acc, a, b, accumulate):
         cute.gemm(mma, acc, a[None, None, k], b[None, None, k], acc)
         mma.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.commit_group()
-
-
-def zero_fill(acc):
-    """Zeros that the compiler cannot make again behind a fence: a WGMMA needs its sums before, or waits for others."""
-    for i in range(cute.size(acc)):
-        acc[i] = cute.arch.inline_ptx("mov.b32 {$w0}, 0f00000000;", write_only_types=[Float32])
 
 
 def as_operand_a(frag):
@@ -612,10 +606,10 @@ class AttentionForward:
 
     def first_tile(self, w, rings, i, n_block, masked):
         """S = Q K^T of the first KV tile, its softmax, P. There is no GEMM to overlap with yet. `i` counts K uses."""
-        zero_fill(w.acc_o)
         rings.k.wait(i)
         warpgroup.fence()
         gemm(w.mma_qk, w.acc_s, w.frag_q, w.frag_k[None, None, None, i % self.kv_stages], False)
+        w.acc_o.fill(0.0)
         self.fetch_score(w, n_block)
         warpgroup.wait_group(0)
         rings.k.release(i)
