@@ -48,6 +48,7 @@ def backward_view(plan_set: BackwardPlanSet, kernel_id: str, meta: dict[str, obj
         thr_q="thr_rows_q" if pads else "thr_dk",
         thr_do="thr_rows_do" if pads else "thr_dv",
         pads_k_steps=False,
+        settles_o=False,
         k_steps="cute.size(a, mode=[2])",
         docstring=backward_docstring(plan_set, outputs),
         meta=literal(meta),

@@ -12,7 +12,7 @@ from attngen.emit.spell import call_text, common_fields, formula, uses
 from attngen.emit.tables import build_arguments
 from attngen.emit.view import Formula, Output
 from attngen.emit.view_forward import KernelView, PackView, PairView, PlanView, RowResult
-from attngen.ir.expr import Atom, atoms_of
+from attngen.ir.expr import Atom, Const, atoms_of
 from attngen.ir.plan import KernelPlan, Maxima, PlanSet, Rescale
 from attngen.ir.spec import AttentionSpec
 from attngen.ir.types import DType, Layout, Normalizer
@@ -66,6 +66,7 @@ def kernel_view(plan_set: PlanSet, kernel_id: str, meta: dict[str, object]) -> K
         columns_of_eight=c.head_dim_v // 8,
         tma_atoms="tma_q, tma_k, tma_v" + (", tma_o" if stages_o else ""),
         **_row_fields(first),
+        settles_o=all(isinstance(clause.upper, Const) for clause in first.mask.form.clauses),
         is_differentiated=False,
         lowest=_LOWEST[c.dtype],
         plans=tuple(_plan_view(p) for p in plan_set.plans),

@@ -93,6 +93,8 @@ class CommonView:
     #: Rows in shared memory are wider than Q K^T sums over; how many k steps a GEMM has.
     pads_k_steps: bool
     k_steps: str
+    #: Keys of all rows end by a constant: a walk may be one KV tile, and the compiler know it.
+    settles_o: bool
     limits: str
     uses: Uses
     mask: MaskView
