@@ -80,11 +80,12 @@ def gathered(
     named: dict[str, Any],
     kept: ListTables | None = None,
     *,
-    into: bool = True,
+    into: bool = False,
 ) -> Gathered:
     """The call of `selected_spec(spec)` that a call is, `spec` in layout bshd or a ragged one.
 
-    `named`: params, captured tensors and lengths; `kept`: the caller's handle; `into`: the kernel may take memory of O.
+    `named`: params, captured tensors and lengths; `kept`: the caller's handle; `into`: whoever asks has the kernel
+    write O into `out` of what is returned, where that is memory.
     """
     sparse = spec.block_sparse
     assert sparse is not None
